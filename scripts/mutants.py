@@ -51,7 +51,7 @@ MORE_TESTS: dict[str, list[str]] = {
     "core/regularizer": ["core/test_objective.py", "core/test_support.py"],
     "functional/divergences": ["methods/test_r3f.py"],
     "functional/noise": ["methods/test_lnsr.py"],
-    "nn/stored_gradient": ["methods/test_freelb.py"],
+    "nn/gradients": ["methods/test_freelb.py", "core/test_strength.py"],
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
     "methods/adversarial_base": [f"methods/test_{name}.py" for name in ("smart", "alum", "vat")],
     "methods/derivative_base": [

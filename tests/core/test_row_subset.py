@@ -24,6 +24,7 @@ from smoothtune import (
 )
 from smoothtune.core import row_subset
 from smoothtune.core.row_subset import draw_rows
+from smoothtune.core.terms import Terms
 from smoothtune.nn import rng
 from smoothtune.nn.hf_versions import enable_checkpointing, recomputes_hooks
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
@@ -331,7 +332,7 @@ class TestWhichPassesRun:
 
     def test_without_dropout_no_masks_are_needed(self, monkeypatch):
         model = tiny_model("bert")
-        monkeypatch.setattr(Objective, "_shared_masks", lambda *_: None)  # as on accelerators
+        monkeypatch.setattr(Terms, "shared_masks", lambda *_: None)  # as on accelerators
         assert self.ran(monkeypatch, LNSR(rows=0.5, weight=1.0), model) == [4, 2]
         model = tiny_model("bert", dropout=0.1)
         assert self.ran(monkeypatch, LNSR(rows=0.5, weight=1.0), model)[-3:] == [4, 2, 2]
@@ -406,7 +407,7 @@ class TestStrangeDraws:
             objective(model, tiny_batch())
 
     def test_without_shared_masks_they_are_refused(self, chosen, monkeypatch):
-        monkeypatch.setattr(Objective, "_shared_masks", lambda *_: None)
+        monkeypatch.setattr(Terms, "shared_masks", lambda *_: None)
         model, count = tiny_model("bert"), []
 
         def draw(x):

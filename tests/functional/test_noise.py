@@ -36,7 +36,7 @@ def test_norms_of_a_sequence_run_over_its_real_tokens():
 
 def test_noise_that_is_not_rescaled_is_zero_on_padding_alone():
     noise = draws(0)
-    assert torch.equal(rescale(noise, draws(1), MASK, 0.3, "none"), noise * MASK[..., None])
+    assert torch.equal(rescale(noise, draws(1), MASK, 0.3, "none"), 0.3 * noise * MASK[..., None])
 
 
 def test_zero_noise_stays_zero():

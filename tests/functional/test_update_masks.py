@@ -21,7 +21,7 @@ def test_keeps_exactly_the_fraction(n, keep):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("values", [[1.0] * 10, [1.0] * 6 + [0.0] * 4, [2.0, 1.0, 0.0, 2, 2] * 2])
 def test_keeps_exactly_the_fraction_of_equal_values(values, dtype):
-    found = top_fraction(torch.tensor(values, dtype=dtype).view(2, 5), 0.4).flatten()
+    found = top_fraction(torch.tensor(values, dtype=dtype), 0.4)
     first = [i for i, value in enumerate(values) if value == max(values)][:4]
     assert found.nonzero().flatten().tolist() == first
 
@@ -49,7 +49,7 @@ def test_global_scope_ranks_all_tensors_together():
 
 
 def test_probabilities_follow_the_rank_and_have_the_wanted_mean():
-    saliency = torch.rand(40, 50, dtype=torch.float64)
+    saliency = torch.rand(2000, dtype=torch.float64)
     p = keep_probabilities(saliency, keep=0.3, floor=0.1)
     assert p.mean().item() == pytest.approx(0.3, abs=1e-3)
     assert p.min() >= 0.1
@@ -64,7 +64,7 @@ def test_part_of_an_update():
     weights = {"w": before.clone(), "untouched": torch.zeros(2)}
     update = PartialUpdate({"w": torch.tensor([0.0, 1.0, 0.5, 2.0])}, weights)
     weights["w"].copy_(after)
-    update.finish(weights)
+    update.finish()
     assert weights["w"][0] == before[0]
     assert weights["w"][1] == after[1]
     torch.testing.assert_close(weights["w"][2:], torch.tensor([0.6, -2.1]))
@@ -75,5 +75,5 @@ def test_part_of_an_update_by_a_mask():
     weights = {"w": torch.nn.Parameter(before.clone())}
     update = PartialUpdate({"w": torch.tensor([False, True])}, weights)
     weights["w"].data.copy_(after)
-    update.finish(weights)
+    update.finish()
     assert weights["w"].tolist() == [before[0], after[1]]

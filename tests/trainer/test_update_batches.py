@@ -94,7 +94,7 @@ def test_a_padding_row_has_no_gradient(tmp_path):
     (one, none), _ = trainer.get_batch_samples(drawn, 2, torch.device("cpu"))
     parts = trainer._binding.task.parts
     assert parts.totals[0].rows == 1
-    assert parts.shares(one)[0] == 2  # of two batches
+    assert parts.shares(one, unlabeled=False)[0] == 2  # of two batches
     padding = trainer.compute_loss(model, none)
     assert padding.item() == 0
     padding.backward()

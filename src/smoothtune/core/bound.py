@@ -105,8 +105,8 @@ class UpdateGradients:
         """
         if self._begins(skips):
             self.clear()
-        parts = zip(task, *terms.values(), *self.terms.values(), strict=True)
-        reached = [i for i, part in enumerate(parts) if any(g is not None for g in part)]
+        parts = [task, *terms.values(), *self.terms.values()]
+        reached = sorted({i for part in parts for i, g in enumerate(part) if g is not None})
 
         def make(scale: Tensor) -> list[Tensor | None]:
             gradient = self._add(scale, weights, task, terms, None if mean else alone)

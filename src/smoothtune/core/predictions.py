@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.architecture import is_embedding_model, unwrap
 from smoothtune.nn.causal_lm import label_logits, num_items
 from smoothtune.nn.encoder_decoder import with_decoder_inputs
 from smoothtune.nn.model_facts import (
@@ -17,6 +17,13 @@ from smoothtune.nn.model_facts import (
     is_encoder_decoder,
     labels_at_the_token,
     predicts_tokens,
+)
+
+ONE_PREDICTION = "needs exactly one prediction per example, and a language model has many"
+CLASS_SCORES = "compares class scores, and an embedding model has none"
+ONE_SEQUENCE = (
+    "takes derivatives at the one sequence of an example, and multiple choice has several: use "
+    "lnsr, r3f or smart"
 )
 
 
@@ -131,3 +138,16 @@ def prediction_mean(run: ForwardPass, sums: Tensor) -> Tensor:
     if predicts_tokens(unwrap(run.model)):
         return sums.sum() / num_items(run.batch)
     return sums.mean()
+
+
+def no_class_scores(model: nn.Module) -> str | None:
+    """Why an example has not exactly one prediction with class scores; None if it has."""
+    if predicts_tokens(model):
+        return ONE_PREDICTION
+    return CLASS_SCORES if is_embedding_model(model) else None
+
+
+def no_compat(model: nn.Module, compat: str | None) -> str | None:
+    """Why released code that compares class scores does not support a model; None if it does."""
+    reason = no_class_scores(model) if compat else None
+    return reason and f"{reason}: leave compat out"

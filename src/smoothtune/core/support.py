@@ -15,7 +15,6 @@ from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.nn.architecture import (
     blocks,
-    is_embedding_model,
     is_fsdp1,
     sides_of,
     transformer,
@@ -24,6 +23,7 @@ from smoothtune.nn.architecture import (
 from smoothtune.nn.distributed import casts, shards
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
 from smoothtune.nn.hf_versions import recomputes_hooks
+from smoothtune.nn.hooks import WEIGHT_SIDE
 from smoothtune.nn.low_bit import HALF
 from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
@@ -52,6 +52,7 @@ _FLOAT32 = (
     "load the model with dtype=torch.float32 and train with bf16=True, or freeze what has 16 bits "
     "and train LoRA adapters in float32"
 )
+_ROUNDED = f"16-bit weights round small perturbations away: {_FLOAT32}"
 _NO_BF16 = f"its derivatives are lost in 16-bit rounding: {_FLOAT32}"
 _LOST = "hooks that are added later are lost in a compiled model"
 _NO_COMPILE = f"{_LOST}: compile its blocks alone, with smoothtune.compile_blocks(model)"
@@ -79,17 +80,14 @@ _TOKENS = (
     "classifier a method that perturbs word embeddings, such as r3f, or a weight-side one"
 )
 
+_PASSES: dict[Environment, str] = {
+    "reentrant checkpointing": _NON_REENTRANT,
+    "torch.compile": _NO_COMPILE,
+}
+
 REFUSED: dict[Kind, dict[Environment, str]] = {
-    "perturbs": {
-        "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
-        "reentrant checkpointing": _NON_REENTRANT,
-        "torch.compile": _NO_COMPILE,
-    },
-    "finite differences": {
-        "16-bit weights": _NO_BF16,
-        "reentrant checkpointing": _NON_REENTRANT,
-        "torch.compile": _NO_COMPILE,
-    },
+    "perturbs": {"16-bit weights": _ROUNDED, **_PASSES},
+    "finite differences": {"16-bit weights": _NO_BF16, **_PASSES},
     "differentiates twice": {
         "16-bit weights": _NO_BF16,
         "reentrant checkpointing": _NON_REENTRANT,
@@ -111,7 +109,7 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "reentrant checkpointing": _NON_REENTRANT,
         "torch.compile": f"{_LOST}: {_COMPILE_NOTHING}",
         "compiled blocks": f"every dropout rate would be compiled again: {_COMPILE_NOTHING}",
-        "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
+        "16-bit weights": _ROUNDED,
         "FSDP2": _NO_FSDP,
     },
     "ascends in weights": {
@@ -137,26 +135,6 @@ NOT_FLOAT32: tuple[Environment, ...] = (
     "FSDP2",
 )
 """Where frozen weights in few bits are not read as float32."""
-
-ONE_PREDICTION = "needs exactly one prediction per example, and a language model has many"
-CLASS_SCORES = "compares class scores, and an embedding model has none"
-ONE_SEQUENCE = (
-    "takes derivatives at the one sequence of an example, and multiple choice has several: use "
-    "lnsr, r3f or smart"
-)
-
-
-def no_class_scores(model: nn.Module) -> str | None:
-    """Why an example has not exactly one prediction with class scores; None if it has."""
-    if predicts_tokens(model):
-        return ONE_PREDICTION
-    return CLASS_SCORES if is_embedding_model(model) else None
-
-
-def no_compat(model: nn.Module, compat: str | None) -> str | None:
-    """Why released code that compares class scores does not support a model; None if it does."""
-    reason = no_class_scores(model) if compat else None
-    return reason and f"{reason}: leave compat out"
 
 
 def kinds(method: Regularizer) -> set[Kind]:
@@ -225,8 +203,7 @@ def check(
         refusals += [f"{name} with {reason}" for name in acting]
     refusals += _low_bit_problems(methods, where)
     refusals += _recomputation_problems(methods, bare, where)
-    refusals += _input_problems(methods, bare)
-    refusals += side_problems(methods, bare, where)
+    refusals += _perturbation_problems(methods, bare, where)
     refusals += plain_problems(methods.values(), bare, {})
     if refusals and "16-bit weights" in where and where & set(LOW_BIT):
         names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
@@ -271,32 +248,6 @@ def _recomputation_problems(
     return refusals
 
 
-def _input_problems(methods: dict[str, Regularizer], model: nn.Module) -> list[str]:
-    """Why methods cannot perturb, or compare, what an unwrapped model reads."""
-    refusals, names = [], ", ".join(name for name, r in methods.items() if r.points())
-    if names and not reads_text(model):
-        read = getattr(transformer(model), "main_input_name", "")
-        refusals.append(
-            f"{names} with a model that reads {read}: perturbations are verified at word "
-            "embeddings only: use a weight-side method such as mixout or l2_sp"
-        )
-    config = getattr(transformer(model), "config", None)
-    if names and getattr(config, "model_type", "") == "xlnet":
-        refusals.append(
-            f"{names} with XLNet: its embeddings are (T, B, D), not (B, T, D): use a weight-side "
-            "method such as mixout or l2_sp"
-        )
-    if adds_tokens(model):
-        refusals += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
-    return refusals
-
-
-def _by_position(method: Regularizer, model: nn.Module) -> bool:
-    """Whether a method, or the loss beside it, needs a position of the model for every token."""
-    inside = method.traits.hidden_states or {*method.points()} - {"word"}
-    return predicts_tokens(model) or bool(inside)
-
-
 def _wrapper_problems(model: nn.Module) -> list[str]:
     """Why nothing works in what a loop has put around a model, and what to change."""
     if type(model).__module__.startswith("deepspeed."):
@@ -308,16 +259,26 @@ def _wrapper_problems(model: nn.Module) -> list[str]:
     return []
 
 
-def side_problems(
+def _perturbation_problems(
     methods: dict[str, Regularizer], model: nn.Module, where: set[Environment]
 ) -> list[str]:
-    """Why methods cannot perturb a side of an unwrapped model, and what to change."""
-    with_side = {name: r for name, r in methods.items() if isinstance(r, LossTerm)}
-    perturbing = {name: r for name, r in with_side.items() if r.points()}
-    names, refusals = ", ".join(perturbing), list[str]()
+    """Why methods cannot perturb, or compare, what an unwrapped model reads, or a side of it."""
+    perturbing = {name: r for name, r in methods.items() if r.points()}
+    names, refusals, inner = ", ".join(perturbing), list[str](), transformer(model)
     kind = getattr(getattr(declaring(model), "config", None), "model_type", "")
-    # the model
-    if perturbing and is_encoder_decoder(model):
+    # what it reads
+    if names and not reads_text(model):
+        refusals.append(
+            f"{names} with a model that reads {getattr(inner, 'main_input_name', '')}: "
+            f"perturbations are verified at word embeddings only: {WEIGHT_SIDE}"
+        )
+    if names and kind == "xlnet":
+        refusals.append(
+            f"{names} with XLNet: its embeddings are (T, B, D), not (B, T, D): {WEIGHT_SIDE}"
+        )
+    if adds_tokens(model):
+        refusals += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
+    if names and is_encoder_decoder(model):
         if kind not in ENCODER_DECODERS:
             refusals.append(
                 f"{names} with an encoder-decoder model of type {kind!r}: perturbations are "
@@ -330,23 +291,34 @@ def side_problems(
             for environment in ENVIRONMENTS
             if environment in where and environment in ("FSDP2", *LOW_BIT)
         ]
-    # the methods together, and each with the model
-    sides = {r.side for r in perturbing.values()}
+    # the sides of all, and of each
+    sides = {r.side for r in perturbing.values() if isinstance(r, LossTerm)}
     if len(sides) > 1:
         refusals.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")
-    for name, method in with_side.items():
-        if method.side == "encoder":
-            continue
-        if name not in perturbing:
-            refusals.append(f"{name} perturbs no tokens: leave side out")
-        elif not is_seq2seq_lm(model):
-            refusals.append(
-                f'{name} with side="{method.side}": {type(model).__name__} is no encoder-'
-                "decoder language model, whose decoder reads its labels: leave side out"
-            )
-        elif method.traits.hidden_states and method.side == "both":
-            refusals.append(
-                f'{name} with side="both": it looks at the hidden states of one stack: give '
-                'side="encoder" or "decoder"'
-            )
+    for name, method in methods.items():
+        if isinstance(method, LossTerm) and method.side != "encoder":
+            refusals += _side_problems(name, method, model)
     return refusals
+
+
+def _side_problems(name: str, method: LossTerm, model: nn.Module) -> list[str]:
+    """Why a method has no use for the decoder of an unwrapped model."""
+    if not method.points():
+        return [f"{name} perturbs no tokens: leave side out"]
+    if not is_seq2seq_lm(model):
+        return [
+            f'{name} with side="{method.side}": {type(model).__name__} is no encoder-decoder '
+            "language model, whose decoder reads its labels: leave side out"
+        ]
+    if method.traits.hidden_states and method.side == "both":
+        return [
+            f'{name} with side="both": it looks at the hidden states of one stack: give '
+            'side="encoder" or "decoder"'
+        ]
+    return []
+
+
+def _by_position(method: Regularizer, model: nn.Module) -> bool:
+    """Whether a method, or the loss beside it, needs a position of the model for every token."""
+    inside = method.traits.hidden_states or {*method.points()} - {"word"}
+    return predicts_tokens(model) or bool(inside)

@@ -30,14 +30,14 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
         noise: (B, T, D) draws.
         x: (B, T, D) what it is added to.
         mask: (B, T) real tokens.
-        ratio: ||noise|| / ||x||; unused for "none".
+        ratio: ||noise|| / ||x||; for "none" what the draws are multiplied with.
         over: "token": every token for itself; "sequence": the norms run over the real tokens of
-            an example together; "none": the noise keeps its norm.
+            an example together; "none": no norm is looked at.
     """
     keep = mask[..., None]
     noise = noise * keep
     if over == "none":
-        return noise
+        return ratio * noise
     dims = (-1,) if over == "token" else (1, 2)
     norm = torch.linalg.vector_norm
     target = ratio * norm((x * keep).to(noise.dtype), dim=dims, keepdim=True)
@@ -48,12 +48,7 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
 def gaussian(x: Tensor, mask: Tensor, ratio: float, over: RescaleOver = "token") -> Tensor:
     """Isotropic noise: N(0, I), then `rescale`; with "none" its deviation is `ratio`."""
     draws = rng.normal_like(x.to(torch.promote_types(x.dtype, torch.float32)))
-    return scaled(draws, x, mask, ratio, over)
-
-
-def scaled(draws: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleOver) -> Tensor:
-    """`rescale`; with "none" the draws times `ratio`."""
-    return rescale(ratio * draws if over == "none" else draws, x, mask, ratio, over)
+    return rescale(draws, x, mask, ratio, over)
 
 
 def relative_norm(delta: Tensor, x: Tensor, mask: Tensor) -> Tensor:
@@ -184,4 +179,4 @@ class EmbeddingNoise:
             rows = audit(self.neighbors, self.decode)
             logger.info("in-manifold noise: %s", "; ".join(map(": ".join, rows)))
         draws = in_manifold(clean.input_ids, table, self.neighbors, self.orthonormal)
-        return scaled(draws, x, mask, self.norm_ratio, self.rescale_over)
+        return rescale(draws, x, mask, self.norm_ratio, self.rescale_over)

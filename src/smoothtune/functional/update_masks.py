@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ Scope = Literal["per_tensor", "global"]
 Saliency = Literal["taylor", "grad", "fisher"]
 
 
-def saliency(weight: Tensor, gradient: Tensor, kind: Saliency) -> Tensor:
+def saliencies(weights: list[Tensor], gradients: list[Tensor], kind: Saliency) -> list[Tensor]:
     """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
-    if kind == "fisher":
-        return gradient.square()
-    return (gradient * weight).abs_() if kind == "taylor" else gradient.abs()
+    if kind == "grad":
+        return list(torch._foreach_abs(gradients))
+    found = torch._foreach_mul(gradients, gradients if kind == "fisher" else weights)
+    torch._foreach_abs_(found)
+    return list(found)
 
 
 def top_fraction(saliency: Tensor, keep: float) -> Tensor:
@@ -28,7 +31,7 @@ def top_fraction(saliency: Tensor, keep: float) -> Tensor:
     them, unless `keep` is 1.
 
     Args:
-        saliency: any shape, not negative.
+        saliency: (..., n) not negative; every row for itself.
         keep: in (0, 1].
 
     >>> top_fraction(torch.tensor([1.0, 3.0, 2.0, 3.0]), 0.3)
@@ -38,33 +41,34 @@ def top_fraction(saliency: Tensor, keep: float) -> Tensor:
     """
     if keep == 1:
         return torch.ones_like(saliency, dtype=torch.bool)
-    flat = saliency.flatten()
-    count = math.ceil(round(keep * flat.numel(), 6))  # 0.1 * 30 is a little more than 3
-    mask = flat > 0
-    on_host = flat.device.type == "cpu"  # where a look at how many there are waits for nothing
-    if on_host and torch.count_nonzero(mask) <= count:
-        return mask.view_as(saliency)
-    threshold = _kth_largest(flat, count)
-    mask &= flat >= threshold
-    if not on_host or torch.count_nonzero(mask) > count:
-        mask &= _first(flat == threshold, count - torch.count_nonzero(flat > threshold))
-    return mask.view_as(saliency)
+    n = saliency.shape[-1]
+    count = math.ceil(round(keep * n, 6))  # 0.1 * 30 is a little more than 3
+    mask = saliency > 0
+    on_host = saliency.device.type == "cpu"  # where a look at how many there are waits for nothing
+    if on_host and (torch.count_nonzero(mask, -1) <= count).all():
+        return mask
+    threshold = _kth_largest(saliency, count)
+    mask &= saliency >= threshold
+    if not on_host or (torch.count_nonzero(mask, -1) > count).any():
+        left = count - torch.count_nonzero(saliency > threshold, -1)
+        mask &= _first(saliency == threshold, left[..., None])
+    return mask
 
 
 def _first(equal: Tensor, count: Tensor) -> Tensor:
-    """(n,) all but those of `equal` (n,) that come after the first `count` () of them."""
-    return ~equal | (equal.cumsum(0, dtype=torch.int32) <= count)
+    """(..., n) all but those of `equal` (..., n) that come after the first `count` (..., 1)."""
+    return ~equal | (equal.cumsum(-1, dtype=torch.int32) <= count)
 
 
 def _kth_largest(values: Tensor, k: int) -> Tensor:
-    """() the k-th largest of some values (n,), k from 1."""
-    at = len(values) - k
+    """(..., 1) the k-th largest of values (..., n), k from 1."""
+    at = values.shape[-1] - k
     if values.device.type == "cpu" and values.dtype != torch.bfloat16:
         # numpy's selection uses vector instructions: ten times faster than torch's
-        return torch.as_tensor(np.partition(values.numpy(), at)[at])
+        return torch.as_tensor(np.partition(values.numpy(), at)[..., at : at + 1])
     # not kthvalue, one block of a GPU: with it a step of UEGR on 109 M weights took ten times
     # plain's there
-    return values.topk(k, sorted=False).values.min()
+    return values.topk(k, sorted=False).values.amin(-1, keepdim=True)
 
 
 def keep_probabilities(saliency: Tensor, keep: float, floor: float) -> Tensor:
@@ -74,28 +78,40 @@ def keep_probabilities(saliency: Tensor, keep: float, floor: float) -> Tensor:
     is `keep`.
 
     Args:
-        saliency: any shape.
+        saliency: (..., n) not negative; every row for itself.
         keep: in (floor, 1].
         floor: the smallest probability.
     """
-    flat = saliency.flatten()
-    rank = torch.empty_like(flat)
-    rank[flat.argsort()] = torch.arange(len(flat), device=flat.device, dtype=flat.dtype)
+    n = saliency.shape[-1]
+    ranks = torch.arange(n, device=saliency.device, dtype=saliency.dtype).expand_as(saliency)
+    rank = torch.empty_like(saliency).scatter_(-1, saliency.argsort(-1), ranks)
     exponent = (1 - floor) / (keep - floor) - 1
-    return (floor + (1 - floor) * ((rank + 0.5) / len(flat)) ** exponent).view_as(saliency)
+    return floor + (1 - floor) * ((rank + 0.5) / n) ** exponent
 
 
 def over(
     scope: Scope, function: Callable[[Tensor], Tensor], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Apply an element-wise ranking to every tensor for itself, or to all of them as one."""
-    if scope == "per_tensor" or not values:
-        return {name: function(value) for name, value in values.items()}
-    together = function(torch.cat([value.flatten() for value in values.values()]))
-    parts = together.split([value.numel() for value in values.values()])
-    return {
-        name: part.view_as(value) for part, (name, value) in zip(parts, values.items(), strict=True)
-    }
+    """Rank the elements of every tensor for itself, or those of all as one.
+
+    Args:
+        scope: of a rank.
+        function: (..., n) -> (..., n), every row for itself.
+        values: tensors of any shape, by name.
+    """
+    groups = defaultdict[Any, list[str]](list)
+    for name, value in values.items():  # those of one size together, in few operations
+        size = (value.numel(), value.dtype, value.device)
+        groups[size if scope == "per_tensor" else "all"].append(name)
+    ranked: dict[str, Tensor] = {}
+    for names in groups.values():
+        flat = [values[name].flatten() for name in names]
+        if scope == "per_tensor":
+            parts = function(torch.stack(flat)).unbind()
+        else:
+            parts = function(torch.cat(flat)).split([len(each) for each in flat])
+        ranked |= {n: part.view_as(values[n]) for n, part in zip(names, parts, strict=True)}
+    return ranked
 
 
 class PartialUpdate:
@@ -106,23 +122,21 @@ class PartialUpdate:
     Args:
         factors: by name, in the shape of the weight: 0 leaves a weight bit for bit, 1 lets it go;
             or masks, True for 1.
-        weights: the weights before the update.
+        weights: by name too, before the update.
     """
 
     @torch.no_grad()
     def __init__(self, factors: Mapping[str, Tensor], weights: Mapping[str, Tensor]):
-        self.factors = factors
-        now = [weights[name].detach() for name in factors]
-        kept = [torch.empty_like(weight) for weight in now]
-        if now:
-            torch._foreach_copy_(kept, now)
-        self.before = dict(zip(factors, kept, strict=True))
+        self.factors = list(factors.values())
+        self.weights = [weights[name].detach() for name in factors]
+        self.before = [torch.empty_like(weight) for weight in self.weights]
+        if self.weights:
+            torch._foreach_copy_(self.before, self.weights)
 
     @torch.no_grad()
-    def finish(self, weights: Mapping[str, Tensor]) -> None:
+    def finish(self) -> None:
         """Cut the update back, after it."""
-        for name, before in self.before.items():
-            weight, factor = weights[name], self.factors[name]
+        for weight, before, factor in zip(self.weights, self.before, self.factors, strict=True):
             if factor.dtype == torch.bool:
                 torch.where(factor, weight, before, out=weight)
             else:

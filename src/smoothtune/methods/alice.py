@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.predictions import no_compat
 from smoothtune.core.regularizer import NonNegative, method
-from smoothtune.core.support import no_compat
 from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import Inner, task_loss
 from smoothtune.functional.divergences import check_released, divergence, kl

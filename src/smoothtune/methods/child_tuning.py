@@ -81,9 +81,7 @@ class ChildTuning(Regularizer):
         """Mask the gradients."""
         weights = {name: p for name, p, _ in trainable(model) if p.grad is not None}
         if self.mode == "F":
-            masks = {
-                name: rng.keep_mask(tuple(p.shape), 1 - self.keep, p) for name, p in weights.items()
-            }
+            masks = self._drawn(weights)
         elif self._ready(model, weights):
             masks = {name: self._masks[name] for name in weights if name in self._masks}
         else:
@@ -99,6 +97,15 @@ class ChildTuning(Regularizer):
             if self.mode == "F":
                 torch._foreach_div_(gradients, self.keep)
         self._held = PartialUpdate(masks, weights) if self.freeze else None
+
+    def _drawn(self, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Random masks of all weights, in one draw."""
+        if not weights:
+            return {}
+        sizes, first = [p.numel() for p in weights.values()], next(iter(weights.values()))
+        drawn = rng.keep_mask((sum(sizes),), 1 - self.keep, first).split(sizes)
+        parts = zip(weights.items(), drawn, strict=True)
+        return {name: mask.view_as(p).to(p) for (name, p), mask in parts}
 
     def _ready(self, model: nn.Module, weights: dict[str, nn.Parameter]) -> bool:
         """Whether there is a mask; else count this update's gradients."""
@@ -119,7 +126,7 @@ class ChildTuning(Regularizer):
     def after_step(self, model: nn.Module) -> None:
         """Put masked weights back."""
         if self._held is not None:
-            self._held.finish(dict(model.named_parameters()))
+            self._held.finish()
             self._held = None
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -36,9 +36,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.predictions import Head, heads
+from smoothtune.core.predictions import Head, heads, no_class_scores
 from smoothtune.core.regularizer import NonNegative, Positive, method
-from smoothtune.core.support import no_class_scores
 from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.derivative_norms import Estimate, gradient, squared_norm

@@ -35,9 +35,9 @@ def clip_each(gradients: list[Tensor], max_norm: float) -> Tensor:
     """
     if not gradients:
         return torch.zeros(())
-    norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+    norms = torch.stack(torch._foreach_norm(gradients)).float()
     factors = (max_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, [f.to(g.dtype) for f, g in zip(factors, gradients, strict=True)])
+    torch._foreach_mul_(gradients, factors.unbind())
     return (norms > max_norm).float().mean()
 
 

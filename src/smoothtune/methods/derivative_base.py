@@ -9,8 +9,8 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from smoothtune.core.predictions import ONE_SEQUENCE
 from smoothtune.core.regularizer import STRICT, NonNegative, Penalty, Positive, entries_under
-from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.core.traits import Traits
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.example_clip import ExampleClip

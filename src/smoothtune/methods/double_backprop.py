@@ -19,8 +19,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.predictions import ONE_SEQUENCE
 from smoothtune.core.regularizer import NonNegative, Positive, method
-from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.functional.derivative_norms import gradient, squared_norm

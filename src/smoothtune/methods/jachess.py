@@ -47,8 +47,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.predictions import ONE_PREDICTION
 from smoothtune.core.regularizer import NonNegative, Positive, method
-from smoothtune.core.support import ONE_PREDICTION
 from smoothtune.core.traits import Traits
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.input_derivatives import (

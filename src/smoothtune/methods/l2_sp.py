@@ -17,7 +17,8 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import NonNegative, Penalty, method
 from smoothtune.core.traits import Between, Traits
-from smoothtune.nn.architecture import trainable, unwrap
+from smoothtune.nn.architecture import trainable, trained_weights, unwrap
 
 
 class HalfSquaredDistance(torch.autograd.Function):
@@ -46,13 +47,24 @@ class HalfSquaredDistance(torch.autograd.Function):
         return (None, *[None] * ctx.count, *gradients)
 
 
-def half_squared_distance(weights: list[Tensor], anchors: list[Tensor]) -> Tensor:
+def half_squared_distance(weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
     """() 1/2 sum_i ||w_i - a_i||^2, differentiable in the weights.
 
     >>> half_squared_distance([torch.tensor([3.0])], [torch.tensor([1.0])]).item()
     2.0
     """
     return HalfSquaredDistance.apply(len(anchors), *anchors, *weights)
+
+
+class Pulls(NamedTuple):
+    """Weights, and where they are pulled to."""
+
+    trained: list[int]
+    """Of all that were trained when this was made, the ids."""
+    weights: list[nn.Parameter]
+    anchors: list[Tensor]
+    heads: list[nn.Parameter]
+    zeros: list[Tensor]
 
 
 @method(
@@ -78,6 +90,7 @@ class L2SP(Penalty):
         super().__post_init__()
         self._anchors: dict[str, Tensor] = {}
         self._names: dict[nn.Parameter, str] | None = None  # None: not attached
+        self._pulls: Pulls | None = None  # of the update before
 
     def attach(self, model: nn.Module) -> None:
         """Remember the pre-trained weights.
@@ -99,7 +112,7 @@ class L2SP(Penalty):
 
     def detach(self, model: nn.Module) -> None:
         """Forget them."""
-        self._anchors, self._names = {}, None
+        self._anchors, self._names, self._pulls = {}, None, None
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2.
@@ -107,27 +120,34 @@ class L2SP(Penalty):
         Raises:
             RuntimeError: there are no pre-trained weights to pull towards.
         """
+        pulls = self._pulls_of(unwrap(clean.model))
+        terms = []
+        if pulls.weights:  # none where the backbone is frozen
+            terms.append(self.alpha * half_squared_distance(pulls.weights, pulls.anchors))
+        if pulls.heads and self.beta:
+            terms.append(self.beta * half_squared_distance(pulls.heads, pulls.zeros))
+        return torch.stack(terms).sum()
+
+    def _pulls_of(self, model: nn.Module) -> Pulls:
+        """What is pulled where to; made again where other weights are trained than before."""
         if self._names is None:
             raise RuntimeError("attach l2_sp to the model first: it pulls towards what is there")
-        weights: list[tuple[Tensor, Tensor]] = []
-        heads: list[Tensor] = []
-        for name, weight, new in trainable(unwrap(clean.model)):
+        trained = list(map(id, trained_weights(model)))
+        if self._pulls is not None and self._pulls.trained == trained:
+            return self._pulls
+        pulls = Pulls(trained, [], [], [], [])
+        for name, weight, new in trainable(model):
             if new:
-                heads.append(weight)
+                pulls.heads.append(weight)
+                pulls.zeros.append(torch.zeros_like(weight))
                 continue
             name = self._names.setdefault(weight, name)
             if name not in self._anchors:  # unfrozen since, so it has not moved yet
                 self._anchors[name] = weight.detach().clone()
-            weights.append((weight, self._anchors[name].to(weight.device)))
-        terms = []
-        if weights:  # none where the backbone is frozen
-            pulled = [weight for weight, _ in weights]
-            anchors = [anchor for _, anchor in weights]
-            terms.append(self.alpha * half_squared_distance(pulled, anchors))
-        if heads and self.beta:
-            zeros = [torch.zeros_like(weight) for weight in heads]
-            terms.append(self.beta * half_squared_distance(heads, zeros))
-        return torch.stack(terms).sum()
+            pulls.weights.append(weight)
+            pulls.anchors.append(self._anchors[name].to(weight.device))
+        self._pulls = pulls
+        return pulls
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pre-trained weights, so that a run may resume from a model that has moved."""
@@ -137,4 +157,4 @@ class L2SP(Penalty):
         """Restore them; a weight that is not among them was frozen, and is what it was."""
         anchors = self._anchors
         moved = {n: w.to(anchors[n].device) if n in anchors else w for n, w in state.items()}
-        self._anchors = anchors | moved
+        self._anchors, self._pulls = anchors | moved, None

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from smoothtune.core.compute_loss import factor_of, times
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.predictions import Head, heads
+from smoothtune.core.predictions import CLASS_SCORES, Head, heads
 from smoothtune.core.regularizer import BelowOne, TaskLoss, method
-from smoothtune.core.support import CLASS_SCORES
 from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.nn.architecture import is_embedding_model, unwrap

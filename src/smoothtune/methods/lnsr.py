@@ -47,7 +47,6 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.predictions import masked_mean
 from smoothtune.core.regularizer import NonNegative, Penalty, Positive, method
 from smoothtune.core.traits import Traits
 from smoothtune.methods.noise_base import NoisyEmbeddings
@@ -117,23 +116,30 @@ class LNSR(NoisyEmbeddings, Penalty):
         clean = self.clean_target(clean.run())
         hidden = clean.hidden_states[above]
         noisy = self.noisy(clean, self.dropout).hidden_states[above]
-        terms = [
-            factor * self.distance(h.detach() if self._detaches else h, h_, clean)
-            for factor, h, h_ in zip(
-                self.layer_weights or [1.0] * len(hidden), hidden, noisy, strict=True
-            )
+        tokens = clean.mask.sum(1).clamp(min=1)
+        distances = [
+            self.distance(h.detach() if self._detaches else h, h_, clean, tokens)
+            for h, h_ in zip(hidden, noisy, strict=True)
         ]
-        return torch.stack(terms).sum()
+        if self.layer_weights is not None:
+            pairs = zip(self.layer_weights, distances, strict=True)
+            distances = [weight * distance for weight, distance in pairs]
+        return torch.stack(distances).sum()
 
-    def distance(self, h: Tensor, h_: Tensor, clean: ForwardPass) -> Tensor:
-        """() squared distance of two hidden states (B, T, D), a mean over examples."""
+    def distance(self, h: Tensor, h_: Tensor, clean: ForwardPass, tokens: Tensor) -> Tensor:
+        """() squared distance of two hidden states (B, T, D), a mean over examples.
+
+        Args:
+            h: at the one end.
+            h_: at the other.
+            clean: the pass that knows which tokens are real.
+            tokens: (B,) number of these, at least 1.
+        """
         squares = (h - h_).square()
         if self.tokens == "pooled":
-            squares = clean.pooled(squares)[:, None]
-            mask = torch.ones_like(squares[..., 0], dtype=torch.bool)
-        else:
-            mask = clean.mask
+            squares = clean.pooled(squares)
         per_token = squares.mean(-1) if self.reduction == "mean" else squares.sum(-1)
-        if self.reduction == "sum":
-            return (per_token * mask).sum(1).mean()
-        return masked_mean(per_token, mask).mean()
+        if self.tokens == "pooled":
+            return per_token.mean()
+        sums = (per_token * clean.mask).sum(1)
+        return (sums if self.reduction == "sum" else sums / tokens).mean()

@@ -39,8 +39,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
+from smoothtune.core.predictions import no_compat
 from smoothtune.core.regularizer import NonNegative, Penalty, Positive, method
-from smoothtune.core.support import no_compat
 from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, with_defaults
 from smoothtune.functional.divergences import check_released, divergence, symmetric_kl

@@ -48,9 +48,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.predictions import heads
+from smoothtune.core.predictions import heads, no_compat
 from smoothtune.core.regularizer import NonNegative, Positive, Probability, method
-from smoothtune.core.support import no_compat
 from smoothtune.core.traits import Traits
 from smoothtune.functional.divergences import (
     Divergence,

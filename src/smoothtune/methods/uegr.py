@@ -72,7 +72,7 @@ from smoothtune.functional.update_masks import (
     Scope,
     keep_probabilities,
     over,
-    saliency,
+    saliencies,
     top_fraction,
 )
 from smoothtune.nn import rng
@@ -290,12 +290,7 @@ class UEGR(TaskLoss):
             if weight.grad is not None and not (new and self.exclude_head)
         }
         if since % self.mask_every == 0 or not self._factors:
-            salient = {
-                name: saliency(weight.detach(), weight.grad, self.saliency)
-                for name, weight in weights.items()
-                if weight.grad is not None
-            }
-            self._factors = over(self.scope, self._factor, salient)
+            self._factors = self._chosen(weights)
         factors = {name: f for name, f in self._factors.items() if name in weights}
         if self.apply_to == "update":
             self._update = PartialUpdate(factors, weights)
@@ -305,13 +300,24 @@ class UEGR(TaskLoss):
             assert gradient is not None
             gradient.mul_(factor)
 
-    def _factor(self, salient: Tensor) -> Tensor:
-        """What a weight's update is multiplied with: 0, 1, or the inverse of its probability."""
+    def _chosen(self, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        """What updates are multiplied with: 0, 1, or the inverse of a weight's probability."""
+        if not weights:
+            return {}
+        gradients = [w.grad for w in weights.values() if w.grad is not None]
+        values = saliencies([w.detach() for w in weights.values()], gradients, self.saliency)
+        salient = dict(zip(weights, values, strict=True))
         if self.mask == "topk":
-            chosen = top_fraction(salient, self.keep)
-            return chosen / self.keep if self.rescale == "always" else chosen
-        probability = keep_probabilities(salient, self.keep, self.p_min)
-        keep = (rng.uniform_like(salient) < 2 * probability - 1).to(salient.dtype)
+            chosen = over(self.scope, lambda each: top_fraction(each, self.keep), salient)
+            always = self.rescale == "always"
+            return {name: c / self.keep if always else c for name, c in chosen.items()}
+        ranked = over(
+            self.scope, lambda each: keep_probabilities(each, self.keep, self.p_min), salient
+        )
+        return {name: self._drawn(ranked[name]) for name in weights}
+
+    def _drawn(self, probability: Tensor) -> Tensor:
+        keep = (rng.uniform_like(probability) < 2 * probability - 1).to(probability.dtype)
         return keep if self.rescale == "never" else keep / probability
 
     def after_step(self, model: nn.Module) -> None:
@@ -321,7 +327,7 @@ class UEGR(TaskLoss):
             self._adapt()
         self._divergences = []
         if self._update is not None:
-            self._update.finish(dict(model.named_parameters()))
+            self._update.finish()
             self._update = None
 
     def state_dict(self) -> dict[str, Tensor]:

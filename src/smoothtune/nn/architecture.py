@@ -113,7 +113,7 @@ def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
 
 def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
     """The sides that an unwrapped model has of those named, in the order in which they run."""
-    if not is_encoder_decoder(model):
+    if side == "encoder" or not is_encoder_decoder(model):
         return ["encoder"]
     both: list[Side] = ["encoder", "decoder"]
     return both if side == "both" else [side]
@@ -166,17 +166,18 @@ def blocks(model: nn.Module, side: Side = "encoder") -> nn.ModuleList:
         num_layers = getattr(config, "decoder_layers", num_layers)
     for parent in model.modules():
         lists = {
-            name: child
-            for name, child in parent.named_children()
+            child: name
+            for name, child in parent._modules.items()
             if isinstance(child, nn.ModuleList) and len(child) == num_layers
         }
         if len(lists) == 1:
-            return next(iter(lists.values()))
+            return next(iter(lists))
         if lists:
+            names = ", ".join(lists.values())
             raise ValueError(
                 f"{type(model).__name__} keeps the parts of its {num_layers} blocks in separate "
-                f"lists, {', '.join(lists)}, so its hidden states cannot be reached: use a method "
-                "that perturbs the word embeddings and compares predictions, such as r3f"
+                f"lists, {names}, so its hidden states cannot be reached: use a "
+                "method that perturbs the word embeddings and compares predictions, such as r3f"
             )
     raise ValueError(
         f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "

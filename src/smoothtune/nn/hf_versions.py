@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # the Trainer takes seconds, which commands that read fields 
 _VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])
 _CHECKPOINTING = "activation_checkpointing" if _VERSION >= (5, 23) else "gradient_checkpointing"
 _SAMPLING_STRATEGY = _VERSION >= (5, 2)
-_DECLARED_SCALING = _VERSION >= (5, 20)
+DIVIDES = _VERSION >= (5, 20)
+"""Whether the Trainer divides every loss by the accumulation steps that it is told to divide."""
 _BEFORE_5 = _VERSION < (5, 0)
 """Where a `warmup_steps` below 1 is no share of all updates, and checkpointing is reentrant."""
 
@@ -125,8 +126,8 @@ def declared_scaling(trainer: Any) -> bool | None:
 def undivided(trainer: Any, num_items_in_batch: Any) -> int:
     """What the loss of a batch is to be divided by, for the update to be a mean over batches.
 
-    Before 5.20 the Trainer divides by the accumulation steps only where nothing is normalized by
-    `num_items_in_batch`, and cannot be told to do so otherwise.
+    For versions before `DIVIDES`. There the Trainer divides by the accumulation steps only where
+    nothing is normalized by `num_items_in_batch`, and cannot be told to do so otherwise.
 
     Args:
         trainer: in an update, and with `loss_is_scaled_for_ga = False`.
@@ -136,7 +137,7 @@ def undivided(trainer: Any, num_items_in_batch: Any) -> int:
         1 where the Trainer divides itself.
     """
     normalized = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
-    if _DECLARED_SCALING or not (normalized or trainer.compute_loss_func is not None):
+    if not (normalized or trainer.compute_loss_func is not None):
         return 1
     return int(trainer.current_gradient_accumulation_steps)
 

@@ -37,7 +37,6 @@ from smoothtune.nn.architecture import (
     unwrap,
     word_embeddings,
 )
-from smoothtune.nn.encoder_decoder import joined
 
 Point = Literal["word", "normalized"] | int
 Layer = Literal["word"] | NonNegativeInt  # a point, as a field of a method
@@ -51,8 +50,19 @@ class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
     """Raised on purpose to end a forward at a point."""
 
 
-def module_at(model: nn.Module, point: Point, side: Side = "encoder") -> nn.Module:
+def module_at(
+    model: nn.Module,
+    point: Point,
+    side: Side = "encoder",
+    layers: nn.ModuleList | None = None,
+) -> nn.Module:
     """The module whose output ("word") or input (all other points) is the point.
+
+    Args:
+        model: unwrapped.
+        point: on this side.
+        side: of an encoder-decoder.
+        layers: its blocks, if they have been looked up.
 
     Raises:
         ValueError: the model has fewer blocks.
@@ -61,7 +71,7 @@ def module_at(model: nn.Module, point: Point, side: Side = "encoder") -> nn.Modu
         return word_embeddings(model, side)
     if point == "normalized":
         return embedding_norm(model, side)
-    layers = blocks(model, side)
+    layers = layers or blocks(model, side)
     if point >= len(layers):
         name = type(stack(model, side)).__name__
         raise ValueError(f"there is no block {point}: {name} has {len(layers)}, numbered from 0")
@@ -117,12 +127,14 @@ class Tap:
         """(B, T, D) the activation before the perturbation; None before all passes."""
         if len(self._parts) < self.passes:
             return None
-        return joined(self._parts)
+        return self._parts[0] if self.passes == 1 else torch.cat(self._parts, 1)
 
     def _part(self, whole: Tensor, x: Tensor) -> Tensor:
         """What belongs to the pass at hand, whose activation is x."""
+        if self.passes == 1:
+            return whole
         start = sum(part.shape[1] for part in self._parts)
-        return whole if self.passes == 1 else whole[:, start : start + x.shape[1]]
+        return whole[:, start : start + x.shape[1]]
 
     @property
     def instead(self) -> str:
@@ -136,7 +148,7 @@ class Tap:
                 f"the activation at point {self.point!r} is a {type(x).__name__}, not a tensor: "
                 f"{self.instead}"
             )
-        if self.value is not None:
+        if len(self._parts) == self.passes:
             raise RuntimeError(
                 f"point {self.point!r} was passed twice in one forward. Losses that run the model "
                 f"several times are not supported by this method: {WEIGHT_SIDE}"
@@ -144,7 +156,7 @@ class Tap:
         delta = None if self.delta is None else self._part(self.delta, x)
         base = x if self.base is None else self._part(self.base, x)
         self._parts.append(base)
-        if self.stop and self.value is not None:
+        if self.stop and len(self._parts) == self.passes:
             raise PointReached
         x = base.detach() if self.detach else base
         if delta is None:
@@ -207,7 +219,7 @@ def tapped(
         RuntimeError: a point or a block was passed never or twice.
     """
     bare = unwrap(model)
-    recorded = nn.ModuleList() if hidden_states is None else blocks(bare, side)
+    recorded = None if hidden_states is None else blocks(bare, side)
     sides = sides_of(bare, side)
     bases = bases or {}
     taps = {
@@ -217,21 +229,23 @@ def tapped(
     # hooks, for the time of the forward
     with ExitStack() as hooks:
         for tap, one in product(taps.values(), sides):
-            for handle in _hook(tap, bare, one):
+            for handle in _hook(tap, bare, one, recorded):
                 hooks.enter_context(handle)
-        if hidden_states is not None:
+        if recorded is not None and hidden_states is not None:
             for handle in _record(recorded, hidden_states):
                 hooks.enter_context(handle)
         yield taps
     # what it has passed
     for point, tap in taps.items():
-        if tap.value is None:
+        if len(tap._parts) < tap.passes:
             raise RuntimeError(
                 f"the forward never passed point {point!r}: give the batch `input_ids`; if it has "
                 f"them, {type(bare).__name__} does not call the module that is hooked there, so "
                 f"{tap.instead}"
             )
-    if hidden_states is not None and len(hidden_states) != len(recorded) + 1:
+    if recorded is None or hidden_states is None:
+        return
+    if len(hidden_states) != len(recorded) + 1:
         raise RuntimeError(
             f"{len(hidden_states)} hidden states were recorded in one forward of "
             f"{type(bare).__name__} with {len(recorded)} blocks, and every block is to be called "
@@ -239,11 +253,12 @@ def tapped(
         )
 
 
-def _hook(tap: Tap, model: nn.Module, side: Side) -> Iterator:
-    module, within = module_at(model, tap.point, side), stack(model, side)
+def _hook(tap: Tap, model: nn.Module, side: Side, layers: nn.ModuleList | None) -> Iterator:
+    module = module_at(model, tap.point, side, layers)
     if tap.point != "word":
         yield module.register_forward_pre_hook(tap.before, with_kwargs=True)
         return
+    within = stack(model, side)
     if within is model:
         yield module.register_forward_hook(tap.after)
         return

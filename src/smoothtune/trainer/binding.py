@@ -22,7 +22,7 @@ from smoothtune.errors import CheckpointError
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import compile_blocks, is_compiled_block, uncompile_blocks
-from smoothtune.nn.hf_versions import undivided
+from smoothtune.nn.hf_versions import DIVIDES, undivided
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.manifest import STATE_FILE
@@ -56,6 +56,8 @@ class Binding:
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.epoch = 0  # the one at hand, from 0 on
         self.over = False  # whether an epoch is begun after the last update
+        # DeepSpeed's updates are counted by the Trainer's
+        self.is_zero = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.attach()
 
     # --- connecting --------------------------------------------------------------------------
@@ -121,12 +123,6 @@ class Binding:
         if self.compiled is not None:
             uncompile_blocks(self.compiled)
             self.compiled = None
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether DeepSpeed trains, whose updates are counted by the Trainer's."""
-        zero: bool = self.trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-        return zero
 
     # --- a training --------------------------------------------------------------------------
 
@@ -258,8 +254,9 @@ class Binding:
             row_share=prepared.row_share,
             declared_loss=self.task.is_declared,
         )
-        self.terms.add(self.objective.terms, self.task.parts.part_of_kind(inputs))
-        loss = loss / undivided(self.trainer, num_items_in_batch)
+        self.terms.add(self.objective.terms, prepared.part_of_kind)
+        if not DIVIDES:
+            loss = loss / undivided(self.trainer, num_items_in_batch)
         return (loss, None) if return_outputs else loss
 
     def after_update(self) -> None:

@@ -45,6 +45,8 @@ class Prepared(NamedTuple):
     batch: dict[str, Any]
     compute_loss: ComputeLoss
     row_share: float | Tensor
+    part_of_kind: float
+    """Of the update's batches here, those that are labeled as this one is."""
 
 
 class TrainerLoss:
@@ -75,6 +77,11 @@ class TrainerLoss:
             self.kind == "declared" and counted
         )
         self.is_declared = self.kind in ("stock", "next token") and not self.smoothing
+        self.label_names = list(dict.fromkeys([*(trainer.label_names or ()), "labels"]))
+        self._weighs = isinstance(trainer.compute_loss_func, ClassWeightedLoss | LabelWeightedLoss)
+        self._shifts = loss_shifts_labels(trainer)
+        self._rewards = trl_trainer(trainer) == "RewardTrainer"
+        self._counts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by id and version
         self.parts = UpdateParts(trainer, self._size, self._is_unlabeled)
 
     def _kind(self) -> Kind:
@@ -110,9 +117,21 @@ class TrainerLoss:
         rows, name = rows_of(batch), self._counted_labels(batch)
         if name is None:
             return Size(rows, rows)
+        return Size(rows, self._count(batch[name]))
+
+    def _count(self, labels: Tensor) -> Tensor:
+        """() how many labels count, or what they weigh; once for every tensor of an update."""
+        key = (id(labels), labels._version)
+        if key in self._counts:
+            return self._counts[key][1]
         if isinstance(self.trainer.compute_loss_func, ClassWeightedLoss):
-            return Size(rows, self.trainer.compute_loss_func.total(batch[name]))
-        return Size(rows, self._are_labels(batch[name]).sum())
+            count = self.trainer.compute_loss_func.total(labels)
+        else:
+            count = self._are_labels(labels).sum()
+        if len(self._counts) > self.parts.batches:
+            self._counts.clear()
+        self._counts[key] = labels, count  # the tensor too, as its id is its own for so long
+        return count
 
     def _counted_labels(self, batch: Mapping[str, Any]) -> str | None:
         """The tensor over whose labels the loss is a mean, by name; None if that is over rows."""
@@ -120,21 +139,18 @@ class TrainerLoss:
             return "labels"
         if hasattr(getattr(self.trainer.model, "config", None), "ctc_loss_reduction"):
             return None  # a mean over rows, whatever the length of their transcripts
-        return counted_labels(batch, self._label_names())
+        return counted_labels(batch, self.label_names)
 
     def _takes_count(self, batch: Mapping[str, Any]) -> bool:
         """Whether the loss is normalized by the number of labels that it is given."""
         return "labels" in batch and (self.normalized or self.kind == "function")
 
     def _are_labels(self, labels: Tensor) -> Tensor:
-        return are_labels(labels, shifted=loss_shifts_labels(self.trainer))
+        return are_labels(labels, shifted=self._shifts)
 
-    def _count(self, batch: Mapping[str, Any]) -> Tensor:
+    def _num_items(self, batch: Mapping[str, Any]) -> Tensor:
         """() what the Trainer would give for `num_items_in_batch`, at least 1."""
         return self._are_labels(batch["labels"]).sum().clamp(min=1)
-
-    def _label_names(self) -> list[str]:
-        return list(dict.fromkeys([*(self.trainer.label_names or ()), "labels"]))
 
     def _sequences(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A language model's batch with a text in every row, and what its decoder reads."""
@@ -149,37 +165,40 @@ class TrainerLoss:
             inputs: the batch in training; with `unlabeled`, it has no task loss.
             num_items_in_batch: what the Trainer has counted, for a loss that uses it.
         """
-        rows, items = self.parts.shares(inputs)
+        unlabeled = self._is_unlabeled(inputs)
+        rows, items = self.parts.shares(inputs, unlabeled)
+        part = self.parts.part_of_kind(unlabeled)
         padding = bool(inputs.pop(PADDING_BATCH, False))
         if self.kind == "embedding":
             embedding = EmbeddingLoss(self.trainer, inputs)
             if not self.compared:
                 self._compare(embedding, inputs)
-            return Prepared(embedding.batch, Weighed(embedding, 1 / rows), rows)
+            return Prepared(embedding.batch, Weighed(embedding, 1 / rows), rows, part)
         batch = dict(inputs)
         if self.kind == "next token":
-            mean = self.parts.mean_items(batch)
+            mean = self.parts.mean_items(batch, unlabeled)
             items = torch.as_tensor(mean * rows).float()
             batch = self._sequences(batch) | {"num_items_in_batch": items}
             smoothed = partial(next_token_loss, smoothing=self.smoothing)
-            return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows)
-        if self._is_unlabeled(batch):
+            return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows, part)
+        if unlabeled:
             batch["unlabeled"] = True
-            return Prepared(batch, without_labels, rows)
+            return Prepared(batch, without_labels, rows, part)
         count, share = self._count_and_share(batch, items, num_items_in_batch)
-        finite = self._made_finite(batch)
-        reward, passes = trl_trainer(self.trainer) == "RewardTrainer", 0
+        finite, passes = self._made_finite(batch), 0
 
         def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
             nonlocal passes
             passes += 1
-            with metrics_kept(self.trainer) if reward and passes > 1 else nullcontext():
-                if reward:
+            with metrics_kept(self.trainer) if self._rewards and passes > 1 else nullcontext():
+                if self._rewards:
                     refuse_parts(batch, inputs, "RewardTrainer")
                 value, outputs = loss_and_outputs(self.own(model, finite(batch), True, count))
             return zero(model, outputs) if padding else value, outputs
 
-        return Prepared(batch, Weighed(loss, 1.0 if padding else share / rows), rows)
+        if not padding and not (isinstance(rows, float) and rows == 1):
+            share = share / rows
+        return Prepared(batch, Weighed(loss, 1.0 if padding else share), rows, part)
 
     def _made_finite(self, batch: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
         """Gives a batch without any label some: its mean would be 0 / 0, and it weighs nothing."""
@@ -188,11 +207,15 @@ class TrainerLoss:
         dtype = torch.float if name is None else batch[name].dtype
         if name is None or not by_labels or dtype.is_floating_point or not dtype.is_signed:
             return dict
-        some = self._are_labels(batch[name]).any()
+        own = batch[name]
+        some = self._count(own) > 0
+        of_own = torch.where(some, own, own.clamp(min=0))
 
         def finite(batch: dict[str, Any]) -> dict[str, Any]:
             labels = batch[name]
-            return batch | {name: torch.where(some, labels, labels.clamp(min=0))}
+            if labels is not own:  # those of some rows
+                return batch | {name: torch.where(some, labels, labels.clamp(min=0))}
+            return batch | {name: of_own}
 
         return finite
 
@@ -222,11 +245,10 @@ class TrainerLoss:
 
         The Trainer trains with the loss alone, so a `compute_loss` may know no outputs.
         """
-        weighted = isinstance(self.trainer.compute_loss_func, ClassWeightedLoss | LabelWeightedLoss)
-        if weighted and not model.training:
+        if self._weighs and not model.training:
             count = None  # by which the Trainer takes it for a share of a sum over all processes
         if self.normalized and count is None and "labels" in inputs:  # in evaluation
-            count = self._count(inputs)
+            count = self._num_items(inputs)
         options = {"num_items_in_batch": count} if self.takes_count else {}
         if self.takes_outputs:
             options["return_outputs"] = return_outputs
@@ -244,7 +266,7 @@ class TrainerLoss:
             return True
         if self.kind != "stock" or not self.trainer.label_names or self.trainer.can_return_loss:
             return False
-        return not batch.get("return_loss") and not any(n in batch for n in self._label_names())
+        return not batch.get("return_loss") and not any(n in batch for n in self.label_names)
 
     def _count_and_share(
         self, batch: dict[str, Any], items: float | Tensor, num_items_in_batch: Any
@@ -258,7 +280,7 @@ class TrainerLoss:
         if not self._takes_count(batch):
             return None, 1.0
         # divided by its own items a loss is the mean of its batch, whether it uses the count or not
-        return self._count(batch), items
+        return self._num_items(batch), items
 
 
 def without_labels(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:

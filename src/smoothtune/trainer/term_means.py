@@ -20,6 +20,8 @@ class TermMeans:
 
     def __init__(self, objective: Objective):
         self.objective = objective
+        bounded = objective.strengths.bounded
+        self._of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = defaultdict(int)
         self.applied: dict[str, Tensor] = {}  # sums of what bounded terms had up to the last log
@@ -36,13 +38,12 @@ class TermMeans:
             terms: () by name.
             part: of its update's batches that are of its kind.
         """
-        bounded = self.objective.strengths.bounded
-        of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
         for name, value in terms.items():
-            if name != "loss" and name not in of_updates:
-                weight = part if name.startswith("loss/") else 1.0
-                self.sums[name] = self.sums.get(name, 0) + weight * value
-                self.counts[name] += 1
+            if name == "loss" or name in self._of_updates:
+                continue
+            weighed = part * value if part != 1 and name.startswith("loss/") else value
+            self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
+            self.counts[name] += 1
 
     def read(self, accelerator: Accelerator) -> dict[str, float]:
         """The means, over processes too; empty if nothing was added."""

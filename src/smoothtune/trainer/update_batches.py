@@ -247,7 +247,8 @@ class UpdateParts:
         for kind, batch in zip(self.kinds, samples, strict=True):
             rows, items = self.size(batch)
             items = items.to(device) if isinstance(items, Tensor) else items
-            totals[kind] = Size(totals[kind].rows + rows, totals[kind].items + items)
+            before = totals[kind]
+            totals[kind] = Size(before.rows + rows, before.items + items if before.rows else items)
         if self.trainer.accelerator.num_processes > 1:
             numbers = [number for size in totals for number in size]
             counts = torch.stack([torch.as_tensor(n, device=device).double() for n in numbers])
@@ -266,28 +267,30 @@ class UpdateParts:
                 ", ".join(self.trainer.label_names),
             )
 
-    def shares(self, batch: Mapping[str, Any]) -> tuple[float | Tensor, float | Tensor]:
+    def shares(
+        self, batch: Mapping[str, Any], unlabeled: bool
+    ) -> tuple[float | Tensor, float | Tensor]:
         """Factors of a batch's mean over rows and over items; 1 outside the Trainer's loop."""
         if self.totals is None:
             return 1.0, 1.0
-        size, total = self.size(batch), self.totals[int(self.unlabeled(batch))]
+        size, total = self.size(batch), self.totals[int(unlabeled)]
+        if self.batches == 1 and size.rows == total.rows:  # the batch is all the update
+            return 1.0, size.items > 0
         rows, items = (
             _double(part) * self.batches / _or_1(whole)
             for part, whole in zip(size, total, strict=True)
         )
         return rows, items
 
-    def mean_items(self, batch: Mapping[str, Any]) -> float | Tensor:
+    def mean_items(self, batch: Mapping[str, Any], unlabeled: bool) -> float | Tensor:
         """Items of the update's batches of this kind, divided by the number of all its batches."""
         if self.totals is None:
             return self.size(batch).items
-        return _double(self.totals[int(self.unlabeled(batch))].items) / self.batches
+        return _double(self.totals[int(unlabeled)].items) / self.batches
 
-    def part_of_kind(self, batch: Mapping[str, Any]) -> float:
+    def part_of_kind(self, unlabeled: bool) -> float:
         """Part of the update's batches here that are of this kind; 1 outside the loop."""
-        if not self.kinds:
-            return 1.0
-        return self.kinds.count(self.unlabeled(batch)) / len(self.kinds)
+        return self.kinds.count(unlabeled) / len(self.kinds) if self.kinds else 1.0
 
 
 def _double(number: float | Tensor) -> float | Tensor:
