@@ -40,6 +40,8 @@ EPSILON, NUM_STEPS = 0.05, 5
 START = 0.01  # size of the noise that the search starts from
 NOISE_RATIO = 0.1
 """||noise|| / ||x|| of every token."""
+NUM_SAMPLES = 3
+"""Of the noise; passes with dropout are one more, each compared with the next."""
 NUM_PROBES = 2
 """Pairs of random directions for each example's derivatives."""
 
@@ -51,11 +53,8 @@ def prediction_divergences(
     epsilon: float = EPSILON,
     num_steps: int = NUM_STEPS,
     noise_ratio: float = NOISE_RATIO,
-    num_samples: int = 3,
 ) -> dict[str, float]:
     """How far predictions move: symmetric KL, the squared difference for regression.
-
-    Passes with dropout are one more than samples of the noise, each compared with the next.
 
     Returns:
         `worst divergence`, `noise divergence`, and with dropout in the model `dropout divergence`;
@@ -77,13 +76,13 @@ def prediction_divergences(
                 values["worst divergence"] = float(divergence(clean, worst))
                 values |= _changed(clean, worst)
                 draws = []
-                for sample in range(num_samples):
+                for sample in range(NUM_SAMPLES):
                     with predictor.random_stream("effect/noise", batch, sample, number):
                         noise = gaussian(clean.embeddings(), clean.mask, noise_ratio)
                     draws.append(float(divergence(clean, clean.at(noise, dropout="off"))))
                 values["noise divergence"] = float(np.mean(draws))
                 if drops:
-                    passes = _dropout_passes(predictor, batch, num_samples + 1, number)
+                    passes = _dropout_passes(predictor, batch, NUM_SAMPLES + 1, number)
                     distances = [float(divergence(p, q)) for p, q in pairwise(passes)]
                     values["dropout divergence"] = float(np.mean(distances))
             batch_values.append(values)

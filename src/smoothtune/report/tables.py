@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Column
 from rich.table import Table as RichTable
-from scipy.stats import rankdata
 
 from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
@@ -209,16 +208,9 @@ def averages_and_ranks(
     >>> averages_and_ranks({"one": {"a": 0.5, "b": 0.7}, "two": {"a": 0.9, "b": 0.9, "c": 1.0}})
     ({'a': 0.7, 'b': 0.8}, {'a': 1.75, 'b': 1.25})
     """
-    by_task = list(means.values())
-    names = [name for name in by_task[0] if all(name in scores for scores in by_task)]
-    if not names:
-        return {}, {}
-    table = np.array([[scores[name] for name in names] for scores in by_task])
-    ranks = rankdata(-table, axis=1)
-    return (
-        dict(zip(names, table.mean(0).round(12).tolist(), strict=True)),
-        dict(zip(names, ranks.mean(0).tolist(), strict=True)),
-    )
+    table = pd.DataFrame(means).dropna()
+    ranks = table.rank(ascending=False)
+    return table.mean(axis=1).round(12).to_dict(), ranks.mean(axis=1).to_dict()
 
 
 def _most(values: Mapping[str, float]) -> Sequence[str]:
