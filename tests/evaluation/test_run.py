@@ -358,8 +358,7 @@ def foreign(folder: Path, tiny_folder: Path, kind: str) -> list[object]:
 def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     arguments = foreign(tmp_path / "model", tiny_folder, kind)
     model, out = tmp_path / "model", tmp_path / "out"
-    few = ("--max-diagnostic-samples", 8)
-    found = call(*arguments, *few, "--all", "--base-model", model, "--output-dir", out)
+    found = call(*arguments, "--all", "--base-model", model, "--output-dir", out)
     assert found.exit_code == 0, found.output
     parts_found = content_of(out)["parts"]
     skipped = {name for name, part in parts_found.items() if part["skipped"]}
