@@ -32,13 +32,15 @@ aten = torch.ops.aten
 
 
 class Reads(TorchDispatchMode):
-    """Counts values that are read, by the function that reads them."""
+    """Counts values that are read, by the function that reads them; and all operations."""
 
     def __init__(self):
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.operations = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operations += 1
         if waits(function, args):
             self.count()
         return function(*args, **kwargs or {})
@@ -174,5 +176,8 @@ def test_a_loop_reads_whether_its_loss_is_finite(callback, name):
 
 def test_plain_reads_what_the_stock_trainer_reads(tmp_path, callback):
     stock = reads_of(tmp_path, callback, None)["others"]
+    operations = callback.reads.operations
     callback.reads.counts.clear()
     assert reads_of(tmp_path, callback, Plain())["others"] == stock
+    added = callback.reads.operations - 2 * operations
+    assert added <= 20 * (ORDINARY[-1] - ORDINARY[0])  # which an accelerator waits for, each

@@ -19,9 +19,9 @@ def saliencies(weights: list[Tensor], gradients: list[Tensor], kind: Saliency) -
     """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
     if kind == "grad":
         return list(torch._foreach_abs(gradients))
-    found = torch._foreach_mul(gradients, gradients if kind == "fisher" else weights)
-    torch._foreach_abs_(found)
-    return list(found)
+    products = torch._foreach_mul(gradients, gradients if kind == "fisher" else weights)
+    torch._foreach_abs_(products)
+    return list(products)
 
 
 def top_fraction(saliency: Tensor, keep: float) -> Tensor:

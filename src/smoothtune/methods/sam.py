@@ -80,25 +80,29 @@ class SAM(TaskLoss):
         gradients = torch.autograd.grad(
             task_loss(clean.run()), weights, retain_graph=True, materialize_grads=True
         )
-        sizes = [w.detach().abs() if self.adaptive else torch.ones_like(w) for w in weights]
-        scaled = [s * g for s, g in zip(sizes, gradients, strict=True)]
-        norm = torch.linalg.vector_norm(torch.stack([s.norm() for s in scaled]))
+        step = [divergences.constant(gradient) for gradient in gradients]
+        sizes = torch._foreach_abs([w.detach() for w in weights]) if self.adaptive else None
+        if sizes is not None:
+            step = list(torch._foreach_mul(step, sizes))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(step)))
         factor = self.rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
         self.diagnostics["gradient_norm"] = norm
-        return [divergences.constant(factor * s * g) for s, g in zip(sizes, scaled, strict=True)]
+        if sizes is not None:
+            step = list(torch._foreach_mul(step, sizes))
+        return list(torch._foreach_mul(step, factor))
 
 
 @contextmanager
-def moved(weights: Sequence[Tensor], step: Sequence[Tensor]) -> Iterator[None]:
+def moved(weights: Sequence[Tensor], step: list[Tensor]) -> Iterator[None]:
     """Weights at w + step for a while; graphs made at w stay valid."""
-    before = [w.detach().clone() for w in weights]
     # .data does not raise the version counter, by which autograd would refuse the graphs made at w
+    now = [weight.data for weight in weights]
+    before = [torch.empty_like(weight) for weight in now]
+    torch._foreach_copy_(before, now)
     try:
-        for weight, e in zip(weights, step, strict=True):
-            weight.data.add_(e)
+        torch._foreach_add_(now, step)
         torch.clear_autocast_cache()  # it holds 16-bit copies of the weights
         yield
     finally:
-        for weight, w in zip(weights, before, strict=True):
-            weight.data.copy_(w)
+        torch._foreach_copy_(now, before)
         torch.clear_autocast_cache()
