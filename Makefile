@@ -8,8 +8,9 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-installed
 PYTEST_ARGS ?=
 # Two workers of one thread each: on a busy machine more threads only make the tests slower. A file
-# goes to one worker, so that what its tests share is made once.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
+# goes to one worker, so that what its tests share is made once. Compiled tests are kept: pytest takes
+# ten seconds to rewrite their asserts.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
 
 export PYTHON TORCH TORCH_INDEX TORCH_BACKEND
 
