@@ -82,6 +82,12 @@ def test_it_learns_and_a_pipeline_reads_the_folder(tuned) -> None:
     assert 'pipeline("text-classification"' in card
 
 
+def test_calibration_is_of_pairs_of_a_row_and_a_label(tuned, tmp_path) -> None:
+    call("evaluate", tuned[0] / "out", "--calibration", "--output-dir", tmp_path / "evaluation")
+    parts = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["parts"]
+    assert 0 <= parts["calibration"]["numbers"]["all_rows"]["brier"] <= 1
+
+
 @pytest.mark.slow
 def test_every_part_of_an_evaluation(tuned) -> None:
     folder, result = tuned

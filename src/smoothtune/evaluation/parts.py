@@ -81,13 +81,12 @@ def calibration(subject: Subject) -> Part:
     kind, predictions = kind_of(task), subject.predictions
     if kind is None:
         return Part.left_out("a regression model gives no probabilities")
-    if kind is CLASSES:
-        labels = np.asarray(rows["labels"][:])
-        if len(labels) < FEWEST_ROWS:
-            return Part.left_out(f"fewer than {FEWEST_ROWS} rows")
+    if kind is ANSWERS:
+        predictions, labels = task.scorer.confidence(predictions, rows)
     else:
-        confidence, labels = task.scorer.confidence(predictions, rows)
-        predictions = confidence if kind is ANSWERS else predictions
+        labels = np.asarray(rows["labels"][:])
+        if kind is CLASSES and len(labels) < FEWEST_ROWS:
+            return Part.left_out(f"fewer than {FEWEST_ROWS} rows")
     names = task.known_label_names if kind is LABELS else ()
     numbers, curve = calibration_report(
         kind, predictions, labels, names=names, seed=subject.settings.seed

@@ -215,7 +215,11 @@ def save(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> 
 
 def merged(model: Any) -> Any:
     """The plain model with the adapters merged into its weights; other models unchanged."""
-    return model.merge_and_unload() if hasattr(model, "peft_config") else model
+    if not hasattr(model, "peft_config"):
+        return model
+    plain = model.merge_and_unload()
+    vars(plain).pop("peft_config", None)  # which peft before 0.19 leaves there
+    return plain
 
 
 def merged_copy(model: Any) -> Any:
