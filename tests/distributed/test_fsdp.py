@@ -161,11 +161,12 @@ PLUGIN = {
 
 
 def with_settings(args=(), plugin=(), mixed_precision="no", dtype=torch.float32):
-    """What is read of a trainer."""
+    """What is read of a trainer, by its name of every version of transformers."""
+    fields = PLAIN | dict(args)
     state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**PLUGIN | dict(plugin)))
     accelerator = SimpleNamespace(state=state, mixed_precision=mixed_precision)
     return SimpleNamespace(
-        args=SimpleNamespace(**PLAIN | dict(args)),
+        args=SimpleNamespace(**fields, gradient_checkpointing=fields["activation_checkpointing"]),
         accelerator=accelerator,
         model=tiny_model("bert").to(dtype),
     )

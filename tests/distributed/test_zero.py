@@ -79,12 +79,13 @@ PLAIN = {
 
 
 def with_settings(args=(), config=(), stage=2, mixed_precision="no", model=None):
-    """What is read of a trainer."""
+    """What is read of a trainer, by its name of every version of transformers."""
+    fields = PLAIN | dict(args)
     plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": dict(config)})
     state = SimpleNamespace(deepspeed_plugin=plugin)
     accelerator = SimpleNamespace(state=state, mixed_precision=mixed_precision)
     return SimpleNamespace(
-        args=SimpleNamespace(**PLAIN | dict(args)),
+        args=SimpleNamespace(**fields, gradient_checkpointing=fields["activation_checkpointing"]),
         accelerator=accelerator,
         model=model or tiny_model("bert", dtype=torch.float32),
     )
