@@ -25,7 +25,7 @@ from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype, in_float32, tf32_products
 from smoothtune.nn.causal_lm import check_next_token_loss, next_token_loss
-from smoothtune.nn.distributed import UnusedWeights
+from smoothtune.nn.distributed import UnusedWeights, buffers_copied_once
 from smoothtune.nn.environments import Environment
 from smoothtune.nn.model_facts import has_labels, predicts_tokens, undeclared_labels
 
@@ -223,7 +223,8 @@ class Objective(BoundMethods):
         clean = self._terms.clean_pass(
             model, task.inputs, task.compute_loss, task.labeled, where, self.optimizer
         )
-        losses = self._terms.losses(clean, self.seed, self.calls)
+        with buffers_copied_once(model):
+            losses = self._terms.losses(clean, self.seed, self.calls)
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         return losses

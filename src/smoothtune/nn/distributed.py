@@ -9,7 +9,8 @@ then raise in the next forward, or leave gradients that differ between processes
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -21,6 +22,30 @@ from smoothtune.nn.low_bit import HALF
 
 if TYPE_CHECKING:  # a second, which commands that read fields do not need
     from torch.distributed.fsdp import FSDPModule
+
+
+@contextmanager
+def buffers_copied_once(model: nn.Module) -> Iterator[None]:
+    """Let DDP copy the first process's buffers before the first forward within a ``with``, alone.
+
+    It does so in place before every forward, and the backward of an earlier one may need them.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    passes = 0
+
+    def before_forward(ddp: nn.Module, inputs: object) -> None:
+        nonlocal passes
+        if passes:
+            cast(DistributedDataParallel, ddp).require_forward_param_sync = False
+        passes += 1  # DDP sets the flag again after each
+
+    handle = model.register_forward_pre_hook(before_forward)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def shards(model: nn.Module) -> list[FSDPModule]:
