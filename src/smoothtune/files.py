@@ -25,6 +25,8 @@ LOCK = ".lock"
 MAX_JSON_BYTES = 200_000_000
 PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
+_installed = cache(version)  # of a package; it reads and parses a file
+
 
 def not_written(path: Path, error: OSError) -> OutputError:
     """What to say of a file or folder that cannot be written."""
@@ -340,9 +342,6 @@ def versions() -> dict[str, str]:
     packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
     installed = {name: _installed(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform()} | installed
-
-
-_installed = cache(version)  # of a package; it reads and parses a file
 
 
 def cache_folder() -> Path:

@@ -10,7 +10,7 @@ from helpers.heads import classification, multi_label
 from helpers.training import Rows, arguments, collate
 from smoothtune import ALICE, L2SP, METHODS, R3F, LabelSmoothing, Objective, Plain, regularize
 from smoothtune.testing import VOCABULARY, tiny_batch, tiny_model
-from smoothtune.trainer.task_loss import ClassWeightedLoss, LabelWeightedLoss
+from smoothtune.trainer.weighted_losses import ClassWeightedLoss, LabelWeightedLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 

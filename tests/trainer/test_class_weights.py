@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers.training import Rows, arguments, collate
 from smoothtune import FGM, L2SP, Plain, SmoothTrainer
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.task_loss import ClassWeightedLoss
+from smoothtune.trainer.weighted_losses import ClassWeightedLoss
 
 WEIGHTS = [0.1, 0.5, 3.0]
 

@@ -8,7 +8,7 @@ from transformers import Trainer, default_data_collator
 from helpers.training import Rows, arguments
 from smoothtune import Plain, RDrop, regularize
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.task_loss import LabelWeightedLoss
+from smoothtune.trainer.weighted_losses import LabelWeightedLoss
 
 CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 

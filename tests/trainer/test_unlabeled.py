@@ -25,8 +25,8 @@ from smoothtune import (
 )
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import fixed_draws, tiny_model
-from smoothtune.trainer.task_loss import ClassWeightedLoss
 from smoothtune.trainer.unlabeled import AlternatingBatches
+from smoothtune.trainer.weighted_losses import ClassWeightedLoss
 
 
 def kinds(sampler, labeled):

@@ -144,8 +144,8 @@ class Mixout(Regularizer):
         if stacked := stacked_matrices(model):
             raise ValueError(
                 f"{type(model).__name__} trains matrices that are in no linear layer, which mixout "
-                f"would leave out: {stacked[0]} and {len(stacked) - 1} more. Leave mixout out, or "
-                "freeze them"
+                f"would leave out: {len(stacked)} tensors, the first is {stacked[0]}. Leave mixout "
+                "out, or freeze them"
             )
         trained = linear_layers(model, head=self.head)
         if not trained:

@@ -35,7 +35,6 @@ from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.trainer.regularized import all_have_acted
 from smoothtune.trainer.run_record import EXAMPLES, examples_per_update
-from smoothtune.trainer.task_loss import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.trainer import SmoothTrainer
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
@@ -45,6 +44,7 @@ from smoothtune.trainer.update_batches import (
     WithPaddingRows,
     rows_of,
 )
+from smoothtune.trainer.weighted_losses import ClassWeightedLoss, LabelWeightedLoss
 
 
 class RunTrainer(SmoothTrainer):

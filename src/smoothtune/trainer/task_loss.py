@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
@@ -23,7 +22,7 @@ from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.encoder_decoder import with_decoder_inputs
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
-from smoothtune.nn.model_facts import IGNORED, added_loss, predicts_tokens
+from smoothtune.nn.model_facts import added_loss, predicts_tokens
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer
 from smoothtune.trainer.update_batches import (
@@ -35,6 +34,7 @@ from smoothtune.trainer.update_batches import (
     refuse_parts,
     rows_of,
 )
+from smoothtune.trainer.weighted_losses import ClassWeightedLoss, LabelWeightedLoss
 
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
 
@@ -301,70 +301,3 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     """Whether a function can be given an argument by name."""
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-class ClassWeightedLoss:
-    """Weighted mean of the cross entropy over rows, divided by the sum of their weights.
-
-    As `compute_loss_func` of a Trainer. With `regularize` or `SmoothTrainer` an update has the
-    weighted mean over all its rows, whatever batches they come in.
-
-    Args:
-        weights: of class 0, 1, ...; > 0.
-
-    Raises:
-        ValueError: a weight is not positive.
-    """
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = _positive(weights, "class")
-
-    def __call__(
-        self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
-    ) -> Tensor:
-        """() weighted mean over a batch with logits (B, C) and labels (B,)."""
-        logits = _logits(outputs)
-        return F.cross_entropy(logits, labels, weight=self.weights.to(logits))
-
-    def total(self, labels: Tensor) -> Tensor:
-        """() sum of the weights of labels (B,)."""
-        weights = self.weights.to(labels.device)[labels.clamp(min=0)]
-        return (weights * (labels != IGNORED)).sum()
-
-
-class LabelWeightedLoss:
-    """Mean of the binary cross entropy over rows and labels, weighted where a row has the label.
-
-    As `compute_loss_func` of a Trainer, for several labels of a row: `pos_weight` of torch.
-
-    Args:
-        weights: of label 0, 1, ... where a row has it, against 1 where it has not; > 0.
-
-    Raises:
-        ValueError: a weight is not positive.
-    """
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = _positive(weights, "label")
-
-    def __call__(
-        self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
-    ) -> Tensor:
-        """() mean over a batch with logits (B, L) and labels (B, L), 0 or 1."""
-        logits = _logits(outputs)
-        return F.binary_cross_entropy_with_logits(
-            logits, labels.to(logits.dtype), pos_weight=self.weights.to(logits)
-        )
-
-
-def _positive(weights: Sequence[float], kind: str) -> Tensor:
-    """(C,) the weights, all above 0."""
-    if not all(weight > 0 for weight in weights):
-        raise ValueError(f"{kind} weights must be above 0, not {list(weights)}")
-    return torch.tensor([float(weight) for weight in weights])
-
-
-def _logits(outputs: Mapping[str, Any]) -> Tensor:
-    """The logits, in float32 where they have 16 bits."""
-    logits: Tensor = outputs["logits"]
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

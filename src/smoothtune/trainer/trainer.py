@@ -38,7 +38,7 @@ def regularize(
     loss weighs by what it is a mean over. That is known, and exact, of
 
     * losses of the models themselves and label smoothing: labels that are not -100, or rows;
-    * class weights by `smoothtune.trainer.task_loss.ClassWeightedLoss`: the weights of rows;
+    * class weights by `smoothtune.trainer.weighted_losses.ClassWeightedLoss`: the weights of rows;
     * a `compute_loss_func` that is a mean over labels, whether it uses `num_items_in_batch` or not;
     * a `compute_loss` of one's own that says `loss_is_scaled_for_ga = True`, or that takes
       `num_items_in_batch` on a model for which the Trainer counts it, if it is a mean over labels.
