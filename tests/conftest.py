@@ -21,6 +21,7 @@ import torch
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.cli import demo
 from smoothtune.core import terms
+from smoothtune.nn.hf_versions import settings_of_one_run
 from smoothtune.study import pool
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -72,11 +73,9 @@ def _tiny_batches_share_masks(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _compilation_ends_with_a_test():
-    """transformers 4.x leaves it to all later runs of a process."""
-    yield
-    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
-        os.environ.pop(name, None)
+def _compilation_and_precision_end_with_a_test():
+    with settings_of_one_run():
+        yield
 
 
 @pytest.fixture

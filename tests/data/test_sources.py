@@ -149,6 +149,8 @@ def stored(kind: str, values: list[bytes]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
 
 
+# datasets 5.0 leaves the file of rows open after an error
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kept", [0, 8, 0.5])
 def test_a_damaged_cache_is_named(tmp_path: Path, monkeypatch, kept: float) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

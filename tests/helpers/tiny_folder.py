@@ -117,7 +117,9 @@ DECODERS = {
 def tiny_decoder(folder: Path, family: str) -> Path:
     """A random decoder whose tokenizer has an end-of-text token and nothing else special."""
     tokenizer = tiny_tokenizer([END])
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, model_input_names=["input_ids", "attention_mask"]
+    ).save_pretrained(folder)
     config = AutoConfig.for_model(
         family, vocab_size=tokenizer.get_vocab_size(), **DECODERS[family], initializer_range=0.2
     )

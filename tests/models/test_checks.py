@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from helpers.tiny_folder import tiny_bert
 from smoothtune.errors import ModelError
@@ -31,10 +32,7 @@ def load(folder: Path, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attn_implementation": "evil/kernel"}, "attn_implementation to 'evil/kernel'"),
         ({"_attn_implementation": "evil/kernel:f"}, "--trust-remote-code"),
-        ({"attn_implementation": ["sdpa"]}, "code that is not part of transformers"),
-        ({"experts_implementation": "evil/kernel"}, "experts_implementation"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
         ({"quantization_config": "evil"}, "cannot be loaded"),
         ({"dtype": "load"}, "load"),
@@ -55,6 +53,24 @@ def test_hostile_configuration(fields: dict, message: str, bert: Path) -> None:
     change(bert / "config.json", **fields)
     with pytest.raises(ModelError, match=message):
         load(bert)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attn_implementation": "evil/kernel"}, "attn_implementation to 'evil/kernel'"),
+        ({"attn_implementation": ["sdpa"]}, "code that is not part of transformers"),
+        ({"experts_implementation": "evil/kernel"}, "experts_implementation"),
+    ],
+)
+def test_code_of_others(fields: dict, message: str, bert: Path) -> None:
+    change(bert / "config.json", **fields)
+    if transformers.__version__.startswith("4."):  # which does not read these names
+        model, _ = load_classifier(load_base(str(bert)), TASKS["rte"], seed=0)
+        assert model.config._attn_implementation == "sdpa"
+    else:
+        with pytest.raises(ModelError, match=message):
+            load(bert)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])

@@ -78,7 +78,8 @@ def adapter(request, folder):
 
 def test_the_folder_has_pefts_form(adapter):
     _, output_dir = adapter
-    assert sorted(path.name for path in output_dir.iterdir()) == [
+    names = {path.name for path in output_dir.iterdir()} - {"special_tokens_map.json"}  # of 4.x
+    assert sorted(names) == [
         "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -170,6 +171,8 @@ def in_few_bits(folder, output_dir, stored, model="llama", **changes):
 )
 def test_frozen_weights_in_few_bits(stored, model, folder, tmp_path):
     """What is trained is float32; what is evaluated holds what the frozen weights round to."""
+    if stored in ("4bit", "8bit"):
+        pytest.importorskip("bitsandbytes")
     config = RunConfig(**in_few_bits(folder, tmp_path / "out", stored, model))
     trained = fit(config, tmp_path / "work", console=NOWHERE)
     trained.save(tmp_path / "out")
@@ -185,6 +188,7 @@ def test_frozen_weights_in_few_bits(stored, model, folder, tmp_path):
 
 def test_four_bits_train_on_after_an_evaluation_on_any_cpu(folder, tmp_path, monkeypatch):
     """With bfloat16 arithmetic bitsandbytes would pack the weights in the first evaluation."""
+    pytest.importorskip("bitsandbytes")
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
     changes = {"eval_strategy": "epoch"}  # four updates, three of them in the first epoch
     config = RunConfig(**in_few_bits(folder, tmp_path / "out", "4bit", **changes))
@@ -210,6 +214,7 @@ def test_what_frozen_weights_in_few_bits_need(changes, message, folder):
 
 @pytest.mark.parametrize("method", ["plain", "r3f:weight=1"])
 def test_memory_is_measured_as_it_is_trained(method, folder):
+    pytest.importorskip("bitsandbytes")
     config = _configured(method, "r=2", "4bit")
     assert config.bf16
     assert config.frozen_weights == "4bit"

@@ -1,5 +1,6 @@
 """What differs between versions of transformers; all of it holds with each of them."""
 
+import os
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -14,7 +15,11 @@ from helpers.seq2seq import tiny_seq2seq
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, METHODS, R3F, SmoothTrainer
 from smoothtune.nn import hf_versions
-from smoothtune.nn.hf_versions import enable_checkpointing, installed_names
+from smoothtune.nn.hf_versions import (
+    enable_checkpointing,
+    installed_names,
+    settings_of_one_run,
+)
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.sentence_transformers import sentence_transformers_problems
@@ -173,3 +178,16 @@ def test_an_old_sentence_transformers_is_refused_with_what_to_change(monkeypatch
     monkeypatch.setitem(sys.modules, newest, None)
     problems = sentence_transformers_problems({}, SentenceTransformerTrainer())
     assert problems == ["this trainer needs sentence-transformers 6.2 or newer: upgrade it"]
+
+
+def test_bfloat16_is_not_passed_on_to_later_runs(tmp_path, monkeypatch):
+    """In 4.x the arguments write it into the environment, where the next trainer reads it."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
+    with settings_of_one_run():
+        trainer = Trainer(model=tiny_model("bert"), args=arguments(tmp_path, bf16=True))
+        assert trainer.accelerator.mixed_precision == "bf16"
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
+        os.environ["ACCELERATE_DYNAMO_MODE"] = "max-autotune"
+    assert os.environ["ACCELERATE_DYNAMO_MODE"] == "default"
+    trainer = Trainer(model=tiny_model("bert"), args=arguments(tmp_path))
+    assert trainer.accelerator.mixed_precision == "no"

@@ -166,7 +166,8 @@ def refuse_new_weights(
         source: where the files are.
         model: as it was loaded.
         missing: names of the weights that are in no file.
-        sizes: of weights that have another size, by name: the size in the file, and the model's.
+        sizes: of weights that have another size, by name: the size in the file, and the model's,
+            if they are known.
 
     Raises:
         ModelError: a weight below the head is new.
@@ -182,8 +183,7 @@ def refuse_new_weights(
     total = sum(name.startswith(inside) for name in names)
     gaps = [f"lacks {name}" for name in lacking[:MAX_LISTED]]
     gaps += [
-        f"has {name} of size {_shape(sizes[name][0])}, not {_shape(sizes[name][1])}"
-        for name in wrong[: MAX_LISTED - len(gaps)]
+        f"has {name} of {_other_size(*sizes[name])}" for name in wrong[: MAX_LISTED - len(gaps)]
     ]
     if len(lacking) + len(wrong) > len(gaps):
         gaps.append(f"and so on: {len(lacking) + len(wrong)} of {total} weights")
@@ -194,5 +194,6 @@ def refuse_new_weights(
     )
 
 
-def _shape(size: Sequence[int]) -> str:
-    return " x ".join(map(str, size))
+def _other_size(*sizes: Sequence[int]) -> str:
+    shapes = [" x ".join(map(str, size)) for size in sizes]
+    return "size " + ", not ".join(shapes) if shapes else "another size"

@@ -39,6 +39,7 @@ from smoothtune.models.lora import (
     stored_as,
 )
 from smoothtune.models.paths import resolve_model_path
+from smoothtune.nn.hf_versions import mismatched_sizes
 from smoothtune.nn.low_bit import keep_unpacked
 from smoothtune.tasks.base import Task
 
@@ -207,7 +208,7 @@ def _from_files(
             output_loading_info=True,
         )
     missing = set(info["missing_keys"])
-    sizes = {name: shapes for name, *shapes in info["mismatched_keys"]}
+    sizes = mismatched_sizes(info)
     if not allow_new_weights:
         refuse_new_weights(base.source, model, missing, sizes)
     return model, sorted(missing | set(sizes))

@@ -264,6 +264,7 @@ def load_merged(
     from safetensors import safe_open
 
     from smoothtune.models.checks import check_files  # imports torch
+    from smoothtune.nn.hf_versions import mismatched_sizes
 
     # the model that it was trained on, with its frozen weights rounded as then
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
@@ -280,7 +281,7 @@ def load_merged(
         model, info = auto_model.from_pretrained(
             base, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path, which is no name on the hub
         raise LoraError(
             f"{folder} is an adapter of {base}, which cannot be loaded: {error}. Put that model "
             f"there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
@@ -294,5 +295,5 @@ def load_merged(
         saved = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
     with _quiet_peft():
         adapted = peft.PeftModel.from_pretrained(model, folder)
-    new = set(info["missing_keys"]) | {key for key, *_ in info["mismatched_keys"]}
-    return adapted.merge_and_unload(), new - saved
+    new = set(info["missing_keys"]) | set(mismatched_sizes(info))
+    return merged(adapted), new - saved

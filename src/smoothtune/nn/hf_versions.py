@@ -6,7 +6,9 @@ marked by it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,8 @@ DIVIDES = _VERSION >= (5, 20)
 """Whether the Trainer divides every loss by the accumulation steps that it is told to divide."""
 _BEFORE_5 = _VERSION < (5, 0)
 """Where a `warmup_steps` below 1 is no share of all updates, and checkpointing is reentrant."""
+
+_PASSED_ON = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE")
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -61,6 +65,24 @@ def installed_names(values: Mapping[str, Any]) -> dict[str, Any]:
         steps = named.pop("warmup_steps")
         named |= {"warmup_ratio": steps} if steps < 1 else {"warmup_steps": int(steps)}
     return named
+
+
+@contextmanager
+def settings_of_one_run() -> Iterator[None]:
+    """Around making a trainer: its settings do not become those of later ones.
+
+    In 4.x `TrainingArguments` writes precision and compilation into the environment, where every
+    later trainer of the process reads them: after a run in bfloat16 one without it has it, too.
+    """
+    before = {name: os.environ.get(name) for name in _PASSED_ON}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:
@@ -106,6 +128,19 @@ def recomputes_hooks(block: nn.Module) -> bool:
 
     whole = "__call__" in vars(GradientCheckpointingLayer)
     return whole or not isinstance(block, GradientCheckpointingLayer)
+
+
+def mismatched_sizes(loading_info: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Weights that have another size in the files than in the model, by name.
+
+    Args:
+        loading_info: what `from_pretrained` gives with `output_loading_info`.
+
+    Returns:
+        The size in the file, and the model's; in 4.x, which keeps them to itself, neither.
+    """
+    keys = loading_info["mismatched_keys"]
+    return {key: [] for key in keys} if _BEFORE_5 else {name: sizes for name, *sizes in keys}
 
 
 def can_change_attention(model: nn.Module) -> bool:

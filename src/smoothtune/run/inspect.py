@@ -24,6 +24,7 @@ from smoothtune.models.load import (
     refuse_adapter,
 )
 from smoothtune.models.lora import adapter_summary, add_lora, stored_as
+from smoothtune.nn.hf_versions import settings_of_one_run
 from smoothtune.run.inputs import Inputs, check_rows, read_inputs
 from smoothtune.run.output import refuse_folder
 from smoothtune.run.trainer import as_config_error
@@ -127,7 +128,8 @@ def check_fit(config: RunConfig, inputs: Inputs, model: Any) -> None:
         ConfigError: they do not fit together.
     """
     methods = dict(zip(config.methods, config.regularizers(), strict=True))
-    arguments = training_arguments(config, Path(config.output_dir), inputs.task)
+    with settings_of_one_run():
+        arguments = training_arguments(config, Path(config.output_dir), inputs.task)
     with as_config_error():
         objective = Objective(*methods.values())
         try:

@@ -26,7 +26,7 @@ from smoothtune.data.arrow import numbers
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.nn import rng
-from smoothtune.nn.hf_versions import sampling_strategy
+from smoothtune.nn.hf_versions import sampling_strategy, settings_of_one_run
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
@@ -153,22 +153,25 @@ def build_trainer(
         shown = (f"{name} {weight:.4g}" for name, weight in weights.items())
         say(console, f"class weights: {', '.join(shown)}")
     loaded_with = model.config._attn_implementation
-    arguments = training_arguments(config, folder, task)
-    with as_config_error():
-        trainer = RunTrainer(
-            model=model,
-            args=arguments,
-            regularizers=regularizers,
-            unlabeled_dataset=inputs.unlabeled and inputs.unlabeled[0],
-            alternate=config.alternate,
-            train_dataset=inputs.prepared.train,
-            eval_dataset=shortest_first(validation),
-            data_collator=task.head.collator(tokenizer),
-            processing_class=tokenizer,
-            compute_metrics=metrics,
-            compute_loss_func=weighted_loss(task, weights) if weights else None,
-            optimizer_cls_and_kwargs=uncorrected(arguments) if not config.bias_correction else None,
-        )
+    with settings_of_one_run():
+        arguments = training_arguments(config, folder, task)
+        with as_config_error():
+            trainer = RunTrainer(
+                model=model,
+                args=arguments,
+                regularizers=regularizers,
+                unlabeled_dataset=inputs.unlabeled and inputs.unlabeled[0],
+                alternate=config.alternate,
+                train_dataset=inputs.prepared.train,
+                eval_dataset=shortest_first(validation),
+                data_collator=task.head.collator(tokenizer),
+                processing_class=tokenizer,
+                compute_metrics=metrics,
+                compute_loss_func=weighted_loss(task, weights) if weights else None,
+                optimizer_cls_and_kwargs=uncorrected(arguments)
+                if not config.bias_correction
+                else None,
+            )
     if trainer.is_fsdp_enabled:
         prepare_shards(trainer, model, config)
     if config.early_stopping_patience is not None:
