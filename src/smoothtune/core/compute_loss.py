@@ -21,8 +21,13 @@ ComputeLoss = Callable[[nn.Module, dict[str, Any]], Any]
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs."""
+    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs.
+
+    Raises:
+        ValueError: the outputs have no names.
+    """
     outputs = model(**batch)
+    _check_names(unwrap(model), outputs)
     return outputs.get("loss"), outputs
 
 
@@ -83,12 +88,7 @@ def logits_of(model: nn.Module, outputs: Any) -> Tensor:
     Raises:
         ValueError: there are none, or several under other names.
     """
-    if isinstance(outputs, tuple | list | Tensor):
-        raise ValueError(
-            f"{type(model).__name__} gives a {type(outputs).__name__}, and which part holds the "
-            "logits is not known: set model.config.return_dict = True, or return a mapping, such "
-            'as {"loss": loss, "logits": logits}'
-        )
+    _check_names(model, outputs)
     if not outputs:
         raise ValueError(NO_OUTPUTS)
     if "logits" not in outputs:
@@ -97,6 +97,15 @@ def logits_of(model: nn.Module, outputs: Any) -> Tensor:
             f"{WEIGHT_SIDE}"
         )
     return outputs["logits"]
+
+
+def _check_names(model: nn.Module, outputs: Any) -> None:
+    if isinstance(outputs, tuple | list | Tensor):
+        raise ValueError(
+            f"{type(model).__name__} gives a {type(outputs).__name__}, and which part holds the "
+            "loss or the logits is not known: set model.config.return_dict = True, or return a "
+            'mapping, such as {"loss": loss, "logits": logits}'
+        )
 
 
 class Result(NamedTuple):

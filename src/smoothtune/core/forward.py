@@ -39,8 +39,15 @@ Dropout = Literal["independent", "shared", "off"]
 
 
 def device_of(batch: Batch) -> torch.device:
-    """Where the tensors of a batch are."""
-    return next(value.device for value in batch.values() if isinstance(value, Tensor))
+    """Where the tensors of a batch are.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    for value in batch.values():
+        if isinstance(value, Tensor):
+            return value.device
+    raise ValueError(f"no input of the batch is a tensor: make tensors of {', '.join(batch)}")
 
 
 class ForwardPass(PassResults):

@@ -166,10 +166,9 @@ class Strengths:
         for name, share in solution.shares.items():
             acted = (share > 0).float()
             now = torch.stack([acted, share, share, acted * solution.held]).float()
-            before = self.sums.get(name)
-            self.sums[name] = now if before is None else before + now
-            if before is not None:
-                torch.maximum(before[2], now[2], out=self.sums[name][2])
+            before = self.sums.get(name, torch.zeros_like(now)).to(now)  # one loaded is on the host
+            self.sums[name] = before + now
+            torch.maximum(before[2], now[2], out=self.sums[name][2])
             self._warn_of_nothing(name)
 
     def applied(self) -> dict[str, Applied]:
@@ -224,7 +223,7 @@ class Strengths:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Means, counts and sums, by name."""
-        state = {f"logs.{name}": torch.stack(log).double() for name, log in self.logs.items()}
+        state = {f"logs.{name}": torch.stack(log) for name, log in self.logs.items()}
         state |= {f"sums.{name}": sums for name, sums in self.sums.items()}
         return state | {f"seen.{name}": torch.tensor(count) for name, count in self.seen.items()}
 

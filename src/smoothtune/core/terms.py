@@ -104,8 +104,9 @@ class Terms:
         """
         if not self._shares_masks or device_of(batch).type != "cpu" or COMPILED & {*where}:
             return None
-        shares = self._shares_rows or batch["input_ids"].numel() >= MASKS_FROM
-        return SharedMasks() if shares else None
+        tokens = batch.get("input_ids")  # those who read none: SAM on images
+        large = tokens is not None and tokens.numel() >= MASKS_FROM
+        return SharedMasks() if large or self._shares_rows else None
 
     def clean_pass(
         self,

@@ -83,7 +83,8 @@ class ChildTuning(Regularizer):
         if self.mode == "F":
             masks = self._drawn(weights)
         elif self._ready(model, weights):
-            masks = {name: self._masks[name] for name in weights if name in self._masks}
+            masks = {n: self._masks[n].to(p.device) for n, p in weights.items() if n in self._masks}
+            self._masks |= masks  # of a state, which is on the host
         else:
             for weight in weights.values():
                 weight.grad = None  # the optimizer passes over it: no step, no decay, no moments
@@ -115,7 +116,8 @@ class ChildTuning(Regularizer):
         for name, weight in weights.items():
             if id(weight) in inside and weight.grad is not None:
                 square = clipped_square(weight.grad)
-                self._fisher[name] = self._fisher.get(name, torch.zeros_like(square)) + square
+                before = self._fisher.get(name, torch.zeros_like(square))
+                self._fisher[name] = before.to(square) + square
         self._seen += 1
         if self._seen < self.fisher_steps:
             return False

@@ -50,7 +50,6 @@ class Binding:
         self.terms = TermMeans(objective)
         self.checkpoints = Checkpoints(trainer, objective)
         self.resume_from: Path | None = None
-        self.state: dict[str, Tensor] = {}  # of the methods, between two calls of train()
         self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
@@ -70,8 +69,6 @@ class Binding:
         self._compile()
         try:
             self.objective.attach(trainer.model)
-            if self.state:
-                self.objective.load_state_dict(self.state)
             if trainer.optimizer is not None:
                 self.use(trainer.optimizer)
         except BaseException:
@@ -96,8 +93,6 @@ class Binding:
         self.terms.clear()
         self.objective.checks.clear()
         self.objective.checks.late = False
-        state = self.objective.state_dict()
-        self.state = {key: value.detach().cpu() for key, value in state.items()}
         self.objective.detach()
         self._undo_compile()
 
@@ -133,7 +128,6 @@ class Binding:
             trial: of a hyperparameter search, which keeps its scores as the trainer's `objective`.
         """
         self.detach()
-        self.state = {}
         methods = self.objective.regularizers.values()
         self.objective = Objective(*(replace(method) for method in methods))
         self.terms = TermMeans(self.objective)
@@ -190,18 +184,26 @@ class Binding:
         accumulates = args.gradient_accumulation_steps > 1
         self.objective.expect(state.max_steps, accumulates=accumulates)
         self.epoch, self.over = epochs_behind(loader, args, state) - 1, False
-        if self.resume_from is None:
-            return
-        self.checkpoints.find_best(self.resume_from.parent)
+        if self.resume_from is not None:
+            self._load_state(self.resume_from)
+        self.terms.begin()
+
+    def _load_state(self, checkpoint: Path) -> None:
+        """Have the methods go on from a checkpoint.
+
+        Raises:
+            CheckpointError: other methods have written it.
+        """
+        self.checkpoints.find_best(checkpoint.parent)
         try:
-            self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
+            self.objective.load_state_dict(load_file(checkpoint / STATE_FILE))
         except KeyError as error:
             raise CheckpointError(
-                f"{self.resume_from / STATE_FILE} has no entry {error}: resume with the methods of "
+                f"{checkpoint / STATE_FILE} has no entry {error}: resume with the methods of "
                 "the interrupted run"
             ) from error
-        self.checkpoints.evaluate_if_due(self.resume_from)
-        self.checkpoints.rotate_if_due(self.resume_from)
+        self.checkpoints.evaluate_if_due(checkpoint)
+        self.checkpoints.rotate_if_due(checkpoint)
 
     def begin_epoch(self, loader: Any, control: TrainerControl) -> None:
         """Take no step after the last one; transformers would, resumed there within an epoch.

@@ -26,6 +26,10 @@ class TermMeans:
         self.counts: dict[str, int] = defaultdict(int)
         self.applied: dict[str, Tensor] = {}  # sums of what bounded terms had up to the last log
 
+    def begin(self) -> None:
+        """Leave out what bounded terms had before, in a part of the run that is resumed."""
+        self.applied = dict(self.objective.strengths.sums)
+
     def clear(self) -> None:
         """Forget what was not read."""
         self.sums.clear()
