@@ -18,8 +18,8 @@ from smoothtune import (
     NonFiniteLoss,
     Objective,
 )
-from smoothtune.core.bound import Solution
 from smoothtune.core.regularizer import Penalty, method
+from smoothtune.core.strength import Solution
 from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.nn import rng
 from smoothtune.nn.model_facts import PROBLEM_TYPES
@@ -378,8 +378,7 @@ def test_a_state_is_loaded_to_where_the_model_is(method):
     objective.load_state_dict(state)
     norm = torch.zeros((), device="meta")
     zeros = {name: norm for name in objective.strengths.bounded}
-    objective.strengths.update.solution = Solution(zeros, zeros, norm > 0, norm, norm, {})
-    objective.strengths.finish()
+    objective.strengths.finish(Solution(zeros, zeros, norm > 0, norm, norm, {}))
     for each in objective.regularizers.values():
         each.before_step(model)
         each.after_step(model)

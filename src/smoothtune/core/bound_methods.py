@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.attachment import Attachment, holds
+from smoothtune.core.loss_sum import LossSum
 from smoothtune.core.non_finite import Checks
 from smoothtune.core.optimizer_hooks import OptimizerHooks, UpdateWatch, unwrapped_optimizer
 from smoothtune.core.regularizer import Regularizer, TaskLoss, entries_under
@@ -69,6 +70,7 @@ class BoundMethods:
         self.calls = 0
         self._state: dict[str, Tensor] = {}  # when it was detached
         self.strengths = Strengths(self.regularizers)
+        self._sum = LossSum(self.strengths)
         self._watch = UpdateWatch(self.regularizers)
 
     # --- connecting --------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class BoundMethods:
             num_training_steps: its updates, if they are known.
             accumulates: whether an update may have several batches; if not, less memory is needed.
         """
-        self.strengths.update.keeps = accumulates
+        self._sum.keeps = accumulates
         for regularizer in self.regularizers.values():
             regularizer.num_training_steps = num_training_steps
 
@@ -230,7 +232,7 @@ class BoundMethods:
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
-        self.strengths.finish()
+        self.strengths.finish(self._sum.finish())
         for name, regularizer in self.regularizers.items():
             if not regularizer.acts_before:
                 continue
@@ -275,6 +277,7 @@ class BoundMethods:
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
         self.seed %= 2**64
+        self._sum.finish()
         self.strengths.load_state_dict(entries_under("strength.", state))
         declared = PROBLEM_TYPES[int(state.get("problem_type", 0))]
         if self._attachment is not None and declared and problem_type(self.model) is None:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from smoothtune.core.bound_methods import BoundMethods, Surroundings
 from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss, times
 from smoothtune.core.forward import NO_LOSS, Batch, ForwardPass, device_of
-from smoothtune.core.loss_sum import LossSum, Summed
+from smoothtune.core.loss_sum import Summed
 from smoothtune.core.non_finite import non_finite_loss
 from smoothtune.core.packed_rows import one_document_a_row
 from smoothtune.core.plain_loss import plain_problems
@@ -62,7 +62,6 @@ class Objective(BoundMethods):
         super()._begin()
         self.terms: dict[str, Tensor] = {}
         self._terms = Terms(self.regularizers, self.strengths)
-        self._sum = LossSum(self.strengths)
         self._unused = UnusedWeights()
         self._compared = False  # whether the task loss has been compared with the model's own
 
