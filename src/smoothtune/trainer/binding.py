@@ -1,8 +1,7 @@
-"""Methods on the model of a trainer: attached and detached, and called in its training."""
+"""Methods on the model of a trainer: attached and detached, and told of a training's beginning."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from smoothtune.core.attachment import holds
-from smoothtune.core.non_finite import finite_weights
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import CALIBRATION_ROWS
@@ -22,15 +20,11 @@ from smoothtune.errors import CheckpointError
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import compile_blocks, is_compiled_block, uncompile_blocks
-from smoothtune.nn.hf_versions import DIVIDES, undivided
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.manifest import STATE_FILE
 from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.task_loss import TrainerLoss
-from smoothtune.trainer.term_means import TermMeans
-
-logger = logging.getLogger(__name__)
 
 SCALING = ("model_accepts_loss_kwargs", "loss_is_scaled_for_ga")
 """Attributes by which the Trainer decides how a loss is scaled."""
@@ -47,7 +41,6 @@ class Binding:
     def __init__(self, trainer: Trainer, objective: Objective):
         self.trainer: Any = trainer
         self.objective, self.attached = objective, False
-        self.terms = TermMeans(objective)
         self.checkpoints = Checkpoints(trainer, objective)
         self.resume_from: Path | None = None
         self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
@@ -90,7 +83,6 @@ class Binding:
         for name in SCALING:
             del vars(self.trainer)[name]
         vars(self.trainer).update(self.scaling)
-        self.terms.clear()
         self.objective.checks.clear()
         self.objective.checks.late = False
         self.objective.detach()
@@ -130,7 +122,6 @@ class Binding:
         self.detach()
         methods = self.objective.regularizers.values()
         self.objective = Objective(*(replace(method) for method in methods))
-        self.terms = TermMeans(self.objective)
         self.checkpoints = Checkpoints(self.trainer, self.objective)
         if trial is None:
             self.trainer.objective = self.objective
@@ -186,7 +177,6 @@ class Binding:
         self.epoch, self.over = epochs_behind(loader, args, state) - 1, False
         if self.resume_from is not None:
             self._load_state(self.resume_from)
-        self.terms.begin()
 
     def _load_state(self, checkpoint: Path) -> None:
         """Have the methods go on from a checkpoint.
@@ -231,58 +221,6 @@ class Binding:
             inputs = trainer._prepare_inputs(loader.collate_fn([rows[i] for i in range(count)]))
             prepared = self.task.prepare(inputs, None)
             self.objective.calibrate(trainer.model, prepared.batch, prepared.compute_loss)
-
-    # --- an update ---------------------------------------------------------------------------
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The objective in training, the trainer's own loss in evaluation."""
-        if not model.training:
-            return self.task.own(model, inputs, return_outputs, num_items_in_batch)
-        if self.is_zero:  # DeepSpeed's engine would take a search's gradient for that of an update
-            model = self.trainer.model
-        prepared = self.task.prepare(inputs, num_items_in_batch)
-        if self.is_zero and prepared.batch.get("unlabeled"):
-            raise ValueError("batches without labels are not verified with ZeRO: use DDP")
-        loss = self.objective(
-            model,
-            prepared.batch,
-            prepared.compute_loss,
-            row_share=prepared.row_share,
-            declared_loss=self.task.is_declared,
-        )
-        self.terms.add(self.objective.terms, prepared.part_of_kind)
-        if not DIVIDES:
-            loss = loss / undivided(self.trainer, num_items_in_batch)
-        return (loss, None) if return_outputs else loss
-
-    def after_update(self) -> None:
-        """Have the losses of the update before checked."""
-        if self.is_zero:
-            self.objective.before_step()
-            self.objective.after_step()
-        self.objective.checks.turn()
-
-    def check_all(self) -> None:
-        """Check the losses so far, and the weights; this waits for the device.
-
-        In between, weights that are not finite are noticed by the loss of the next update.
-        """
-        check = finite_weights(self.trainer.model, self.trainer.state.global_step)
-        if check is not None:
-            self.objective.checks.add(*check)
-        self.objective.checks.read()
-
-    def warn_at_end(self) -> None:
-        """Say which terms were held by their bound nearly always, or changed next to nothing."""
-        if self.trainer.is_world_process_zero():
-            for remark in self.objective.strengths.remarks():
-                logger.warning(remark)
 
 
 def is_map_style(rows: Any) -> bool:

@@ -14,7 +14,7 @@ from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
-from smoothtune.trainer.regularized import Events, Regularized, put_in_front
+from smoothtune.trainer.regularized import Events, Regularized, TermMeans, put_in_front
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
@@ -105,6 +105,7 @@ def regularize(
         raise
     regularized = cast(Regularized, trainer)
     regularized._binding, regularized.objective = binding, objective
+    regularized._means = TermMeans(objective)
     if unlabeled_dataset is not None:
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
         regularized._unlabeled_loader = loader
