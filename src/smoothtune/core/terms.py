@@ -17,10 +17,10 @@ from smoothtune.core.row_subset import subset_pass
 from smoothtune.core.strength import TASK, Strengths
 from smoothtune.core.support import runs_model
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import Side
 from smoothtune.nn.dropout import SharedMasks
 from smoothtune.nn.environments import COMPILED, Environment
 from smoothtune.nn.higher_order import differentiable_attention
+from smoothtune.nn.model_facts import Side
 
 MASKS_FROM = 512  # tokens of a batch, from which on masks are drawn slower than looked up
 

@@ -36,7 +36,8 @@ from smoothtune.core.regularizer import Fraction, Regularizer, entries_under, me
 from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import blocks, sides_of, trainable
+from smoothtune.nn.architecture import blocks, trainable
+from smoothtune.nn.model_facts import sides_of
 
 
 def clipped_square(gradient: Tensor) -> Tensor:
