@@ -9,7 +9,18 @@ from torch.nn.utils import prune
 from transformers import Trainer
 
 from helpers.training import Rows, arguments, collate
-from smoothtune import L2SP, LNSR, METHODS, R3F, SMART, Mixout, Objective, Plain, regularize
+from smoothtune import (
+    L2SP,
+    LNSR,
+    METHODS,
+    R3F,
+    SMART,
+    JacHess,
+    Mixout,
+    Objective,
+    Plain,
+    regularize,
+)
 from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 
@@ -145,4 +156,20 @@ def test_a_teacher_follows_weights_that_are_unfrozen_later():
     objective.detach()
     objective.attach(model).load_state_dict(state)  # resumed, before it is unfrozen again
     assert torch.equal(objective.state_dict()["smart/classifier.weight"], start)
+    objective.detach()
+
+
+@pytest.mark.parametrize("method", [L2SP(alpha=1.0), SMART(weight=1.0), JacHess(weight=1.0)])
+def test_on_the_same_model_methods_go_on_from_where_they_were(method):
+    """Anchors, teacher and smoothness are of the pre-trained weights, not of the present ones."""
+    objective, model, optimizer = bound(method)
+    for _ in range(2):
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    objective.detach()
+    after = objective.bind(model, optimizer, 4).state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
     objective.detach()

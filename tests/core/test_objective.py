@@ -1,10 +1,25 @@
 """Composition, draws, schedules, errors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from smoothtune import CWGNC, L2SP, LNSR, R3F, JacHess, Mixout, Noise, NonFiniteLoss, Objective
+from smoothtune import (
+    CWGNC,
+    L2SP,
+    LNSR,
+    R3F,
+    UEGR,
+    ChildTuning,
+    JacHess,
+    Mixout,
+    Noise,
+    NonFiniteLoss,
+    Objective,
+)
 from smoothtune.core.regularizer import Penalty, method
+from smoothtune.core.strength import Solution
 from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.nn import rng
 from smoothtune.nn.model_facts import PROBLEM_TYPES
@@ -312,3 +327,58 @@ def test_plain_modules_with_other_inputs_work_where_nothing_is_perturbed():
     loss.backward()
     objective.before_step()
     assert trained_weight(model.linear).grad.norm() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (LNSR, r"^LNSR is a class: write LNSR\(\)"),
+        ("lnsr", "^'lnsr' is a name"),
+        (3, "^3 is no method"),
+    ],
+)
+def test_what_is_no_method_is_told(value, message):
+    with pytest.raises(TypeError, match=message):
+        Objective(value)
+
+
+def test_methods_may_come_in_lists():
+    assert list(Objective([LNSR(), [L2SP()]], CWGNC()).regularizers) == ["cwgnc", "l2_sp", "lnsr"]
+
+
+def test_a_batch_without_tensors_is_told():
+    batch = {name: value.tolist() for name, value in tiny_batch().items()}
+    with pytest.raises(ValueError, match="no input of the batch is a tensor: .* input_ids, att"):
+        Objective()(tiny_model("bert"), batch)
+
+
+def test_outputs_without_names_are_told():
+    model = tiny_model("bert")
+    model.config.return_dict = False
+    with pytest.raises(ValueError, match="gives a tuple, .* set model.config.return_dict = True"):
+        Objective()(model, tiny_batch())
+
+
+@pytest.mark.parametrize(
+    "method", [LNSR(), ChildTuning(mode="D", fisher_steps=9), UEGR(attack="none", mask_every=9)]
+)
+def test_a_state_is_loaded_to_where_the_model_is(method):
+    """A checkpoint is read to the host, and meta tensors mix with those of no other device."""
+    model = tiny_model("bert")
+    objective = Objective(method).bind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        objective(model, tiny_batch()).backward()
+        objective.optimizer.step()
+    state = objective.state_dict()
+    objective.detach()
+    model = tiny_model("bert").to("meta")
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    objective = Objective(replace(method)).attach(model)
+    objective.load_state_dict(state)
+    norm = torch.zeros((), device="meta")
+    zeros = {name: norm for name in objective.strengths.bounded}
+    objective.strengths.finish(Solution(zeros, zeros, norm > 0, norm, norm, {}))
+    for each in objective.regularizers.values():
+        each.before_step(model)
+        each.after_step(model)

@@ -279,9 +279,9 @@ def test_nothing_is_kept_of_an_update_of_one_batch(keeps):
     objective = Objective(LNSR()).bind(model, optimizer := still(model))
     objective.expect(10, accumulates=keeps)
     objective(model, tiny_batch()).backward()
-    assert bool(objective.strengths.update.task) == keeps
+    assert bool(objective._sum._sums.task) == keeps
     optimizer.step()
-    assert not objective.strengths.update.task
+    assert not objective._sum._sums.task
     objective.detach()
 
 
@@ -317,8 +317,8 @@ def test_the_two_gradients_are_those_of_their_losses(make, change):
         objective = Objective(make()).bind(model, still(model))
         objective.calibrate(model, tiny_batch())
         state, kept = objective.state_dict(), {}
-        objective.strengths.update.loss = lambda value, weights, task, terms, alone, **_: (
-            kept.update(task=task, term=terms[make.name], weights=weights) or value
+        objective._sum._with_gradient = lambda value, weights, batch, _: (
+            kept.update(task=batch.task, term=batch.terms[make.name], weights=weights) or value
         )
         objective(model, tiny_batch())
         objective.detach()
@@ -348,8 +348,8 @@ def same(found, expected):
 def norms_of(make, model, batch):
     """||grad task||, ||grad term|| of a batch."""
     objective, kept = Objective(make).bind(model, still(model)), []
-    objective.strengths.update.loss = lambda value, weights, task, terms, alone, **_: (
-        kept.append(norms([task, *terms.values()], weights, mean=False)) or value
+    objective._sum._with_gradient = lambda value, weights, batch, _: (
+        kept.append(norms([batch.task, *batch.terms.values()], weights, mean=False)) or value
     )
     objective(model, batch)
     objective.detach()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import ViTConfig, ViTForImageClassification
 
 from helpers.adversary import compare, predict, rows, setting
 from helpers.conformance import CASES, Tiny, batch
@@ -9,6 +10,7 @@ from helpers.literal import MODELS, cross_entropy, squared_error
 from helpers.training import Rows, arguments
 from smoothtune import LNSR, SAM, Objective, SmoothTrainer
 from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing.tiny import random_model
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -114,3 +116,19 @@ def test_gradients_of_an_earlier_batch_in_any_weight_are_refused():
     model.bert.encoder.layer[0].output.dense.bias.grad = torch.ones(8).double()
     with pytest.raises(ValueError, match=r"call optimizer\.zero_grad"):
         objective(model, tiny_batch())
+
+
+def test_images_have_no_tokens():
+    """Masks are shared by the number of tokens, where there are some."""
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.1,
+    )  # fmt: skip
+    model = random_model(ViTForImageClassification, config, 0.1, torch.float32)
+    batch = {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 2])}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(SAM()).bind(model, optimizer)
+    objective(model, batch).backward()
+    optimizer.step()
+    assert objective.terms["sam/gradient_norm"] > 0
+    objective.detach()

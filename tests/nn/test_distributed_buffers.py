@@ -26,9 +26,3 @@ def test_buffers_are_copied_before_the_first_pass_alone(ddp, monkeypatch):
     assert len(copies) == 1
     ddp(torch.randn(4, 2))  # as DDP does by itself again
     assert len(copies) == 2
-
-
-def test_other_models_are_left_alone():
-    model = nn.Linear(2, 2)
-    with buffers_copied_once(model):
-        assert not model._forward_pre_hooks

@@ -9,8 +9,8 @@ from transformers import TrainerCallback
 from helpers.training import Rows, arguments
 from smoothtune import LNSR, R3F, Plain, SmoothTrainer
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.terms import all_have_acted
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.regularized import all_have_acted
 
 STEPS = 9
 

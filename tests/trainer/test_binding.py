@@ -284,3 +284,16 @@ def test_relative_steps_of_adafactor_are_refused_where_the_learning_rate_is_c(tm
     trainer.optimizer = Adafactor(trainer.model.parameters(), lr=None)
     with pytest.raises(ValueError, match="jachess takes the learning rate as c.*give c"):
         regularize(trainer, JacHess(weight=1.0))
+
+
+def test_a_resumed_run_logs_the_share_of_its_own_updates(tmp_path):
+    """And not that of the updates before, whose sums it goes on with."""
+    settings = {"max_steps": 4, "logging_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    logged = []
+    for resumes in (False, True):
+        trainer = trainer_of(tmp_path, learning_rate=0.01, **settings)
+        regularize(trainer, LNSR())
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2") if resumes else None)
+        logged.append([e["lnsr/share"] for e in trainer.state.log_history if "lnsr/share" in e])
+    assert logged[0][0] != logged[0][1]
+    assert logged[0] == logged[1]

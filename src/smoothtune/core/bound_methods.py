@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from smoothtune.core.attachment import Attachment
+from smoothtune.core.attachment import Attachment, holds
+from smoothtune.core.loss_sum import LossSum
 from smoothtune.core.non_finite import Checks
 from smoothtune.core.optimizer_hooks import OptimizerHooks, UpdateWatch, unwrapped_optimizer
 from smoothtune.core.regularizer import Regularizer, TaskLoss, entries_under
@@ -40,12 +41,14 @@ class Surroundings(NamedTuple):
 class BoundMethods:
     """The methods of an `Objective`, and what they are bound to."""
 
-    def __init__(self, *regularizers: Regularizer):
-        """Combine methods; their order does not matter.
+    def __init__(self, *methods: Regularizer | Sequence[Regularizer]):
+        """Combine methods, or lists of them; their order does not matter.
 
         Raises:
+            TypeError: something else than a method is given.
             ValueError: two methods both want to replace the task loss, or one is given twice.
         """
+        regularizers = methods_in(methods)
         if len({id(r) for r in regularizers}) < len(regularizers):
             raise ValueError("one method is given twice: make two of them, for two terms")
         replacing = [r.name for r in regularizers if isinstance(r, TaskLoss)]
@@ -65,7 +68,9 @@ class BoundMethods:
     def _begin(self) -> None:
         """As if no model had been seen."""
         self.calls = 0
+        self._state: dict[str, Tensor] = {}  # when it was detached
         self.strengths = Strengths(self.regularizers)
+        self._sum = LossSum(self.strengths)
         self._watch = UpdateWatch(self.regularizers)
 
     # --- connecting --------------------------------------------------------------------------
@@ -73,8 +78,8 @@ class BoundMethods:
     def attach(self, model: nn.Module) -> Self:
         """Prepare every method on the pre-trained model.
 
-        On the model that it was attached to last it goes on, and no weight is re-initialized again;
-        on another one it begins again.
+        On the model that it was attached to last it goes on: no weight is re-initialized again, and
+        the methods have the state that they had. On another one it begins again.
 
         Raises:
             RuntimeError: it is attached already, or another objective is attached to the model.
@@ -85,13 +90,21 @@ class BoundMethods:
         check(self.regularizers, model)
         bare, methods = unwrap(model), list(self.regularizers.values())
         keep_unpacked(bare)
-        again = self._last is not None and self._last() is bare
+        last = None if self._last is None else self._last()
+        again = last is not None and holds(bare, last)
         self._attachment = Attachment(bare, methods, again=again)
         self._around.clear()
         if self._last is not None and not again:
             self._begin()
         self._last, self.seed = weakref.ref(bare), torch.initial_seed()
         self._watch.start(bare)
+        if state := self._state:
+            try:
+                self.load_state_dict(state)
+            except BaseException:
+                self.detach()
+                self._state = state
+                raise
         return self
 
     def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
@@ -148,7 +161,7 @@ class BoundMethods:
             num_training_steps: its updates, if they are known.
             accumulates: whether an update may have several batches; if not, less memory is needed.
         """
-        self.strengths.update.keeps = accumulates
+        self._sum.keeps = accumulates
         for regularizer in self.regularizers.values():
             regularizer.num_training_steps = num_training_steps
 
@@ -167,6 +180,8 @@ class BoundMethods:
         """Leave model and optimizer as they were found."""
         self.unbind_optimizer()
         if self._attachment is not None:
+            state = {} if self._attachment.lost_method else self.state_dict()
+            self._state = {key: value.detach().cpu() for key, value in state.items()}
             self._watch.stop()
             self._attachment.undo()
             self._attachment = None
@@ -217,7 +232,7 @@ class BoundMethods:
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
-        self.strengths.finish()
+        self.strengths.finish(self._sum.finish())
         for name, regularizer in self.regularizers.items():
             if not regularizer.acts_before:
                 continue
@@ -262,6 +277,7 @@ class BoundMethods:
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
         self.seed %= 2**64
+        self._sum.finish()
         self.strengths.load_state_dict(entries_under("strength.", state))
         declared = PROBLEM_TYPES[int(state.get("problem_type", 0))]
         if self._attachment is not None and declared and problem_type(self.model) is None:
@@ -276,7 +292,27 @@ class BoundMethods:
                 ) from error
 
 
-def _named(regularizers: tuple[Regularizer, ...]) -> Iterator[tuple[str, Regularizer]]:
+def methods_in(value: Any) -> list[Regularizer]:
+    """The methods of an argument: one, or a sequence of methods and sequences.
+
+    Raises:
+        TypeError: a value is something else.
+    """
+    if isinstance(value, list | tuple):
+        return [method for each in value for method in methods_in(each)]
+    if isinstance(value, type) and issubclass(value, Regularizer):
+        raise TypeError(f"{value.__name__} is a class: write {value.__name__}()")
+    if isinstance(value, str):
+        raise TypeError(
+            f"{value!r} is a name: write an instance of the method's class, such as LNSR(), or "
+            f"smoothtune.METHODS[{value!r}]()"
+        )
+    if not isinstance(value, Regularizer):
+        raise TypeError(f"{value!r} is no method: write an instance of one, such as LNSR()")
+    return [value]
+
+
+def _named(regularizers: list[Regularizer]) -> Iterator[tuple[str, Regularizer]]:
     """Methods by name, sorted; the second of the same name is called name_2."""
     seen: dict[str, int] = {}
     for regularizer in sorted(regularizers, key=lambda r: r.name):

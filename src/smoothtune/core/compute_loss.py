@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -16,13 +16,22 @@ NO_OUTPUTS = (
     "outputs), in a Trainer where return_outputs is True, or use a method that needs none, such "
     "as mixout or l2_sp"
 )
+NO_LOSS = (
+    "the model gave no loss on a batch that is not marked as unlabeled: give it labels under the "
+    'name it declares, or set batch["unlabeled"] = True'
+)
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], Any]
 """(model, batch) -> () mean loss over the batch or None, alone or with the outputs after it."""
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs."""
+    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs.
+
+    Raises:
+        ValueError: the outputs have no names.
+    """
     outputs = model(**batch)
+    _check_names(unwrap(model), outputs)
     return outputs.get("loss"), outputs
 
 
@@ -83,12 +92,7 @@ def logits_of(model: nn.Module, outputs: Any) -> Tensor:
     Raises:
         ValueError: there are none, or several under other names.
     """
-    if isinstance(outputs, tuple | list | Tensor):
-        raise ValueError(
-            f"{type(model).__name__} gives a {type(outputs).__name__}, and which part holds the "
-            "logits is not known: set model.config.return_dict = True, or return a mapping, such "
-            'as {"loss": loss, "logits": logits}'
-        )
+    _check_names(model, outputs)
     if not outputs:
         raise ValueError(NO_OUTPUTS)
     if "logits" not in outputs:
@@ -97,6 +101,15 @@ def logits_of(model: nn.Module, outputs: Any) -> Tensor:
             f"{WEIGHT_SIDE}"
         )
     return outputs["logits"]
+
+
+def _check_names(model: nn.Module, outputs: Any) -> None:
+    if isinstance(outputs, tuple | list | Tensor):
+        raise ValueError(
+            f"{type(model).__name__} gives a {type(outputs).__name__}, and which part holds the "
+            "loss or the logits is not known: set model.config.return_dict = True, or return a "
+            'mapping, such as {"loss": loss, "logits": logits}'
+        )
 
 
 class Result(NamedTuple):
@@ -112,7 +125,10 @@ class PassResults:
     """The results of a `ForwardPass`, which are there once it has run."""
 
     model: nn.Module
+    labeled: bool
     _result: Result | None = None
+    _full: Self | None = None  # the pass over all rows, where this one has some of them
+    _clean: Self | None = None  # the pass that this one perturbs
 
     @property
     def has_run(self) -> bool:
@@ -131,6 +147,24 @@ class PassResults:
     def input_ids(self) -> Tensor:
         """(B, T) the tokens."""
         raise NotImplementedError
+
+    @property
+    def loss(self) -> Tensor | None:
+        """() task loss, a mean over the batch; None without labels.
+
+        Raises:
+            RuntimeError: the pass has some rows of a batch.
+            ValueError: a batch that counts as labeled has given no loss.
+        """
+        loss = self._finished.loss
+        if self._full or (self._clean and self._clean._full):
+            raise RuntimeError(
+                "with rows below 1 a term cannot hold the task loss, which may be no mean over "
+                "examples: leave rows at 1, or give the method every=k"
+            )
+        if self.labeled and loss is None:
+            raise ValueError(NO_LOSS)
+        return loss if self.labeled else None
 
     @property
     def outputs(self) -> Any:

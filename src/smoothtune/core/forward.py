@@ -24,23 +24,25 @@ from smoothtune.core.compute_loss import (
     model_loss,
 )
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import Side, pooled_positions, trained_weights, unwrap
+from smoothtune.nn.architecture import pooled_positions, trained_weights, unwrap
 from smoothtune.nn.dropout import Rate, SharedMasks, dropout_rates, evaluating, unchanged_weights
-from smoothtune.nn.encoder_decoder import tokens_and_mask, with_decoder_inputs
 from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
-from smoothtune.nn.model_facts import SPANS, has_labels
+from smoothtune.nn.model_facts import SPANS, Side, has_labels, tokens_and_mask, with_decoder_inputs
 
-NO_LOSS = (
-    "the model gave no loss on a batch that is not marked as unlabeled: give it labels under the "
-    'name it declares, or set batch["unlabeled"] = True'
-)
 Batch = Mapping[str, Any]
 Dropout = Literal["independent", "shared", "off"]
 
 
 def device_of(batch: Batch) -> torch.device:
-    """Where the tensors of a batch are."""
-    return next(value.device for value in batch.values() if isinstance(value, Tensor))
+    """Where the tensors of a batch are.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    for value in batch.values():
+        if isinstance(value, Tensor):
+            return value.device
+    raise ValueError(f"no input of the batch is a tensor: make tensors of {', '.join(batch)}")
 
 
 class ForwardPass(PassResults):
@@ -103,9 +105,7 @@ class ForwardPass(PassResults):
         # set by `at`
         self._rate: Rate | None = None
         self._detach = self._relative = False
-        self._clean: ForwardPass | None = None  # the pass that this one perturbs
         # set by `smoothtune.core.row_subset`
-        self._full: ForwardPass | None = None  # the pass over all rows
         self._rng_end: rng.State | None = None  # where passes that share its masks end
 
     @property
@@ -326,21 +326,3 @@ class ForwardPass(PassResults):
         if lowest in values and (lowest == "word" or same_masks):  # no dropout acts before "word"
             return {lowest: values[lowest]}
         return {}
-
-    @property
-    def loss(self) -> Tensor | None:
-        """() task loss, a mean over the batch; None without labels.
-
-        Raises:
-            RuntimeError: the pass has some rows of a batch.
-            ValueError: a batch that counts as labeled has given no loss.
-        """
-        loss = self._finished.loss
-        if self._full or (self._clean and self._clean._full):
-            raise RuntimeError(
-                "with rows below 1 a term cannot hold the task loss, which may be no mean over "
-                "examples: leave rows at 1, or give the method every=k"
-            )
-        if self.labeled and loss is None:
-            raise ValueError(NO_LOSS)
-        return loss if self.labeled else None

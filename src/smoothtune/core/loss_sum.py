@@ -2,6 +2,10 @@
 
 Where a term has a bound, or is compared with the task, the gradients of the losses are taken apart
 here, and the backward pass of the sum returns what they make together.
+
+A loop may sum batches into `.grad`, scale them, and clip the sum. So every backward pass leaves
+`.grad` right for the batches so far: it adds its own batch, and corrects the terms of those before
+by how their coefficients have changed. What the loop clips is what it applies.
 """
 
 from __future__ import annotations
@@ -15,15 +19,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from smoothtune.core.compute_loss import times
-from smoothtune.core.strength import TASK, Strengths
+from smoothtune.core.strength import TASK, Solution, Strengths
 from smoothtune.nn.architecture import trained_weights
 from smoothtune.nn.distributed import put_away
 from smoothtune.nn.gradients import (
     Gradients,
     gradients_of,
+    multiplied,
     norms,
     plus,
     reduces_now,
+    with_deferred_gradient,
     with_gradient,
 )
 
@@ -43,15 +49,42 @@ class Summed(NamedTuple):
     task||, if this batch is alone in its update) and `<name>/bounded` (1 if the bound held it)."""
 
 
+class Parts(NamedTuple):
+    """The gradients of a batch, or of the batches of an update so far."""
+
+    task: Gradients
+    """Of the task's loss, and of terms with a fixed weight."""
+    terms: dict[str, Gradients]
+    """Of the terms that are bounded, by name."""
+
+
 class LossSum:
-    """Sums losses by name.
+    """Sums losses by name, and their gradients over the batches of one update.
 
     Args:
         strengths: what they are multiplied with.
+
+    Attributes:
+        keeps: whether more batches may come before the update; if not, nothing is kept.
     """
 
     def __init__(self, strengths: Strengths):
         self.strengths = strengths
+        self.keeps = True
+        self._clear()
+
+    def _clear(self) -> None:
+        """Before the first batch of an update."""
+        self._weights: Sequence[nn.Parameter] = ()
+        self._sums = Parts([], {})  # as the loop scales them
+        self._scale: Tensor | None = None
+        self._solution: Solution | None = None  # that `.grad` has been made with
+
+    def finish(self) -> Solution | None:
+        """Before an update: what is applied in it; None where no bound acted."""
+        solution = self._solution
+        self._clear()
+        return solution
 
     def __call__(
         self,
@@ -114,22 +147,91 @@ class LossSum:
             for left, name in enumerate(names, 1 - len(names)):
                 shared = not bounded[name].has_own_graph and bool(left or rest)
                 terms[name] = gradients_of(losses[name], weights, units, keep_graph=shared)
-            task = self._gradient_of_rest(rest, weights, units)
+            batch = Parts(self._gradient_of_rest(rest, weights, units), terms)
             # what this batch would apply, if it were alone in its update
-            sizes = norms([task, *terms.values()], weights, mean=False)
-            by_name = dict(zip(names, sizes[1:], strict=True))
-            alone = self.strengths.solve(sizes[0], by_name, sizes.new_ones(()))
+            alone = self._solved(batch, weights, torch.ones((), device=device), mean=False)
             # value
             weighed = {n: times(self.strengths.factor(n), x.detach()) for n, x in rest.items()}
             weighed |= {n: alone.coefficients[n] * losses[n].detach() for n in names}
             value = total_of([weighed[name] for name in sorted(weighed)])
-            mean, update = reduces_now(model), self.strengths.update
-            loss = update.loss(value, weights, task, terms, alone, mean=mean, skips=scaled)
+            if self._begins(scaled):
+                self._clear()
+            loss = self._with_gradient(value, weights, batch, None if reduces_now(model) else alone)
         shown: dict[str, Tensor] = {}
         for name, weight in alone.coefficients.items():
             shown |= {f"{name}/weight": weight, f"{name}/share": alone.shares[name]}
             shown[f"{name}/bounded"] = alone.held.to(weight)
         return Summed(loss, weighed, shown)
+
+    def _solved(
+        self, parts: Parts, weights: Sequence[nn.Parameter], scale: Tensor, *, mean: bool
+    ) -> Solution:
+        """What is applied, by the norms of this process, or of the mean over processes."""
+        sizes = norms([parts.task, *parts.terms.values()], weights, mean=mean)
+        by_name = dict(zip(parts.terms, sizes[1:], strict=True))
+        return self.strengths.solve(sizes[0], by_name, scale)
+
+    def _begins(self, skips: bool) -> bool:
+        """Whether the loop has put gradients to zero since the last batch.
+
+        Args:
+            skips: an update may be left out without a word, as gradient scalers do.
+        """
+        pairs = zip(self._weights, self._sums.task, strict=True)
+        held = next((weight for weight, gradient in pairs if gradient is not None), None)
+        if held is None:
+            return not self._sums.terms
+        return held.grad is None or (skips and not held.grad.any())
+
+    def _with_gradient(
+        self, value: Tensor, weights: Sequence[nn.Parameter], batch: Parts, alone: Solution | None
+    ) -> Tensor:
+        """() the value of a batch; its backward, once, adds the batch to the update.
+
+        Args:
+            value: ().
+            weights: that are trained.
+            batch: its gradients.
+            alone: what it applies if no other comes before the update; None: norms are those of the
+                mean over processes.
+        """
+        parts = [batch.task, *batch.terms.values(), *self._sums.terms.values()]
+        reached = sorted({i for part in parts for i, g in enumerate(part) if g is not None})
+
+        def make(scale: Tensor) -> list[Tensor | None]:
+            gradient = self._add(scale, weights, batch, alone)
+            return [gradient[i] for i in reached]
+
+        return with_deferred_gradient(value, make, [weights[i] for i in reached])
+
+    def _add(
+        self, scale: Tensor, weights: Sequence[nn.Parameter], batch: Parts, alone: Solution | None
+    ) -> Gradients:
+        """What a batch adds to `.grad`."""
+        first, before = self._scale is None, self._sums
+        total = scale if self._scale is None else self._scale + scale
+        result = task = multiplied(batch.task, scale)
+        terms: dict[str, Gradients] = {}
+        if self.keeps or not first or alone is None:
+            terms = {name: multiplied(part, scale) for name, part in batch.terms.items()}
+        for name, part in before.terms.items():
+            terms[name] = plus(part, terms[name]) if name in terms else part
+        sums = Parts(task if first else plus(before.task, task), terms)
+        if first and alone is not None:
+            solution = alone  # whatever the scale
+        else:
+            solution = self._solved(sums, weights, total.abs(), mean=alone is None)
+        # this batch, and the correction of those before it
+        now = solution.coefficients
+        for name, part in batch.terms.items():
+            result = plus(result, part, now[name] * scale)
+        if self._solution is not None:
+            for name, part in before.terms.items():
+                result = plus(result, part, now[name] - self._solution.coefficients[name])
+        self._solution = solution
+        if self.keeps:
+            self._weights, self._sums, self._scale = weights, sums, total
+        return result
 
     def _gradient_of_rest(
         self, losses: Mapping[str, Tensor], weights: Sequence[nn.Parameter], units: list[FSDPModule]

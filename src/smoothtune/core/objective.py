@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from smoothtune.core.bound_methods import BoundMethods, Surroundings
-from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss, times
-from smoothtune.core.forward import NO_LOSS, Batch, ForwardPass, device_of
-from smoothtune.core.loss_sum import LossSum, Summed
+from smoothtune.core.compute_loss import (
+    NO_LOSS,
+    ComputeLoss,
+    loss_and_outputs,
+    model_loss,
+    times,
+)
+from smoothtune.core.forward import Batch, ForwardPass, device_of
+from smoothtune.core.loss_sum import Summed
 from smoothtune.core.non_finite import non_finite_loss
 from smoothtune.core.packed_rows import one_document_a_row
 from smoothtune.core.plain_loss import plain_problems
@@ -62,7 +67,6 @@ class Objective(BoundMethods):
         super()._begin()
         self.terms: dict[str, Tensor] = {}
         self._terms = Terms(self.regularizers, self.strengths)
-        self._sum = LossSum(self.strengths)
         self._unused = UnusedWeights()
         self._compared = False  # whether the task loss has been compared with the model's own
 
@@ -115,7 +119,7 @@ class Objective(BoundMethods):
         with in_float32(model, device) if rounds and exact else nullcontext(), products():
             losses = self._losses(model, task, around.where)
         if not losses:
-            return self._without_losses(model, task)
+            return self._without_losses(model, task, around.where)
         # their sum
         losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
         in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
@@ -132,7 +136,7 @@ class Objective(BoundMethods):
         parts = {name: self.terms[f"loss/{name}"] for name in losses}
         error = partial(non_finite_loss, unwrap(model), parts, task.example_ids, self.step + 1)
         self.checks.add(self.terms["loss"].isfinite(), error)
-        if not task.labeled and isinstance(model, DistributedDataParallel):
+        if not task.labeled and "DDP" in around.where:
             return self._unused.zero_gradients(model, summed.loss)
         self._unused.weights = set()  # this batch reaches all that the model uses
         return summed.loss
@@ -223,13 +227,13 @@ class Objective(BoundMethods):
         clean = self._terms.clean_pass(
             model, task.inputs, task.compute_loss, task.labeled, where, self.optimizer
         )
-        with buffers_copied_once(model):
+        with buffers_copied_once(model) if "DDP" in where else nullcontext():
             losses = self._terms.losses(clean, self.seed, self.calls)
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         return losses
 
-    def _without_losses(self, model: nn.Module, task: TaskBatch) -> Tensor:
+    def _without_losses(self, model: nn.Module, task: TaskBatch, where: set[Environment]) -> Tensor:
         """() 0 of a batch without labels whose terms do not act yet.
 
         Raises:
@@ -242,7 +246,7 @@ class Objective(BoundMethods):
                 'batches="unlabeled" or "both" and every=1'
             )
         self._record(Summed(torch.zeros((), device=device_of(task.inputs)), {}, {}))
-        if isinstance(model, DistributedDataParallel):
+        if "DDP" in where:
             with rng.isolated(device_of(task.inputs)):
                 task.compute_loss(model, task.inputs)
         return self._unused.zero_loss(model)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from smoothtune.core.forward import ForwardPass
 from smoothtune.nn.architecture import is_embedding_model, unwrap
 from smoothtune.nn.causal_lm import label_logits, num_items
-from smoothtune.nn.encoder_decoder import with_decoder_inputs
 from smoothtune.nn.model_facts import (
     IGNORED,
     is_causal,
     is_encoder_decoder,
     labels_at_the_token,
     predicts_tokens,
+    with_decoder_inputs,
 )
 
 ONE_PREDICTION = "needs exactly one prediction per example, and a language model has many"

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.traits import Between, Traits
-from smoothtune.nn.architecture import Side
 from smoothtune.nn.hooks import Point
+from smoothtune.nn.model_facts import Side
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from smoothtune.core.bound import MeanLog, Solution, UpdateGradients
 from smoothtune.core.regularizer import Penalty, Regularizer
 
+MEMORY = 20  # updates that a mean of logarithms remembers
 LOOKS = (2, 50)  # updates with a term of fixed weight, in which it is compared with the task
 NEXT_TO_NOTHING = 0.01
 MOSTLY = 0.9  # of the updates, in which a term was held by the bound
@@ -35,6 +35,40 @@ ENOUGH = 8  # updates that a term had
 TASK = "task"
 
 logger = logging.getLogger(__name__)
+
+
+class MeanLog(NamedTuple):
+    """A mean of logarithms, and of how many values; both ().
+
+    An ordinary mean of the first `MEMORY` values, then an exponential one with as much memory.
+    """
+
+    mean: Tensor
+    values: Tensor
+
+    def with_value(self, x: Tensor) -> MeanLog:
+        """With one more, unless it is 0, infinite or none."""
+        mean, count, log = self.mean.to(x), self.values.to(x), x.log()
+        counts = log.isfinite()
+        new = mean + (log - mean) / (count + 1).clamp(max=MEMORY)
+        return MeanLog(torch.where(counts, new, mean), count + counts)
+
+
+class Solution(NamedTuple):
+    """What one update applies; tensors are ()."""
+
+    coefficients: dict[str, Tensor]
+    """By what the bounded terms are multiplied."""
+    shares: dict[str, Tensor]
+    """Norms of what is applied of them, over the task's."""
+    held: Tensor
+    """Whether the bound holds them."""
+    task: Tensor
+    """Norm of the task's gradient."""
+    scale: Tensor
+    """Number of batches, as the loop weighs them."""
+    logs: dict[str, MeanLog]
+    """Of the task's norm over that of a term with a share, this update included."""
 
 
 class Applied(NamedTuple):
@@ -50,14 +84,13 @@ class Applied(NamedTuple):
 
 
 class Strengths:
-    """Weights of all terms, and the gradients of the update at hand.
+    """Weights of all terms.
 
     Args:
         regularizers: methods by name; the penalties are looked at.
 
     Attributes:
         step: number of updates seen.
-        update: sums of the update at hand.
     """
 
     def __init__(self, regularizers: dict[str, Regularizer]):
@@ -67,12 +100,10 @@ class Strengths:
         self.fixed = {n: r for n, r in terms.items() if r.max_share is None}
         self.bound = max((r.max_share or 0.0 for r in self.bounded.values()), default=math.inf)
         self.step = 0
-        self.update = UpdateGradients(self.solve)
         self._warned: set[str] = set()
         self._reset()
 
     def _reset(self) -> None:
-        self.update.clear()
         self.seen: dict[str, int] = {}  # updates in which a term of fixed weight was there
         self._counted: set[str] = set()  # those that this update has had
         self.logs: dict[str, MeanLog] = {}  # of the task's norm, and of task's over a term's
@@ -153,11 +184,9 @@ class Strengths:
 
     # --- an update ---------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Before an update: record what was applied in it."""
+    def finish(self, solution: Solution | None) -> None:
+        """Before an update: record what was applied in it; None: no bound acted."""
         self._counted.clear()
-        solution = self.update.solution
-        self.update.clear()
         if solution is None:
             return
         of_task = self._log(TASK, solution.task)
@@ -166,10 +195,9 @@ class Strengths:
         for name, share in solution.shares.items():
             acted = (share > 0).float()
             now = torch.stack([acted, share, share, acted * solution.held]).float()
-            before = self.sums.get(name)
-            self.sums[name] = now if before is None else before + now
-            if before is not None:
-                torch.maximum(before[2], now[2], out=self.sums[name][2])
+            before = self.sums.get(name, torch.zeros_like(now)).to(now)  # one loaded is on the host
+            self.sums[name] = before + now
+            torch.maximum(before[2], now[2], out=self.sums[name][2])
             self._warn_of_nothing(name)
 
     def applied(self) -> dict[str, Applied]:
@@ -224,7 +252,7 @@ class Strengths:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Means, counts and sums, by name."""
-        state = {f"logs.{name}": torch.stack(log).double() for name, log in self.logs.items()}
+        state = {f"logs.{name}": torch.stack(log) for name, log in self.logs.items()}
         state |= {f"sums.{name}": sums for name, sums in self.sums.items()}
         return state | {f"seen.{name}": torch.tensor(count) for name, count in self.seen.items()}
 

@@ -13,13 +13,7 @@ from torch import nn
 
 from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
-from smoothtune.nn.architecture import (
-    blocks,
-    is_fsdp1,
-    sides_of,
-    transformer,
-    unwrap,
-)
+from smoothtune.nn.architecture import blocks, is_fsdp1, transformer, unwrap
 from smoothtune.nn.distributed import casts, shards
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
 from smoothtune.nn.hf_versions import recomputes_hooks
@@ -33,6 +27,7 @@ from smoothtune.nn.model_facts import (
     is_seq2seq_lm,
     predicts_tokens,
     reads_text,
+    sides_of,
 )
 
 Kind = Literal[

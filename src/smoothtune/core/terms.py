@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 
 import torch
@@ -17,10 +17,10 @@ from smoothtune.core.row_subset import subset_pass
 from smoothtune.core.strength import TASK, Strengths
 from smoothtune.core.support import runs_model
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import Side
 from smoothtune.nn.dropout import SharedMasks
 from smoothtune.nn.environments import COMPILED, Environment
 from smoothtune.nn.higher_order import differentiable_attention
+from smoothtune.nn.model_facts import Side
 
 MASKS_FROM = 512  # tokens of a batch, from which on masks are drawn slower than looked up
 
@@ -104,8 +104,9 @@ class Terms:
         """
         if not self._shares_masks or device_of(batch).type != "cpu" or COMPILED & {*where}:
             return None
-        shares = self._shares_rows or batch["input_ids"].numel() >= MASKS_FROM
-        return SharedMasks() if shares else None
+        tokens = batch.get("input_ids")  # those who read none: SAM on images
+        large = tokens is not None and tokens.numel() >= MASKS_FROM
+        return SharedMasks() if large or self._shares_rows else None
 
     def clean_pass(
         self,
@@ -177,3 +178,23 @@ class Terms:
                 "objective.calibrate(model, batch) before, with rows of the training data",
                 ", ".join(names),
             )
+
+
+def all_have_acted(methods: Iterable[Regularizer], step: int) -> bool:
+    """Whether the term of every method has acted in one of the first updates.
+
+    A model that a term has not touched is plain's: its score says nothing about the method.
+
+    Args:
+        methods: of the run, their length of training known.
+        step: number of updates so far.
+    """
+    terms = [method for method in methods if isinstance(method, LossTerm) and method.is_on]
+    return all(_has_acted(method, step) for method in terms)
+
+
+def _has_acted(method: LossTerm, step: int) -> bool:
+    if not isinstance(method, Penalty):
+        return step > 0
+    last_turn = (step - 1) // method.every
+    return last_turn >= 0 and method.ramp(last_turn * method.every) > 0

@@ -36,7 +36,8 @@ from smoothtune.core.regularizer import Fraction, Regularizer, entries_under, me
 from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import blocks, sides_of, trainable
+from smoothtune.nn.architecture import blocks, trainable
+from smoothtune.nn.model_facts import sides_of
 
 
 def clipped_square(gradient: Tensor) -> Tensor:
@@ -83,7 +84,8 @@ class ChildTuning(Regularizer):
         if self.mode == "F":
             masks = self._drawn(weights)
         elif self._ready(model, weights):
-            masks = {name: self._masks[name] for name in weights if name in self._masks}
+            masks = {n: self._masks[n].to(p.device) for n, p in weights.items() if n in self._masks}
+            self._masks |= masks  # of a state, which is on the host
         else:
             for weight in weights.values():
                 weight.grad = None  # the optimizer passes over it: no step, no decay, no moments
@@ -115,7 +117,8 @@ class ChildTuning(Regularizer):
         for name, weight in weights.items():
             if id(weight) in inside and weight.grad is not None:
                 square = clipped_square(weight.grad)
-                self._fisher[name] = self._fisher.get(name, torch.zeros_like(square)) + square
+                before = self._fisher.get(name, torch.zeros_like(square))
+                self._fisher[name] = before.to(square) + square
         self._seen += 1
         if self._seen < self.fisher_steps:
             return False

@@ -30,8 +30,9 @@ from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.noise import relative_norm
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import blocks, sides_of, unwrap
+from smoothtune.nn.architecture import blocks, unwrap
 from smoothtune.nn.hooks import Point, token_rms
+from smoothtune.nn.model_facts import sides_of
 
 DEFAULTS = {"relative": 0.03, "absolute": 1e-5}
 

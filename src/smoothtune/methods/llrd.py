@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from smoothtune.core.regularizer import Fraction, Positive, Regularizer, method
 from smoothtune.core.traits import Between, Traits
-from smoothtune.nn.architecture import base_model, blocks, head_modules, sides_of, stack
+from smoothtune.nn.architecture import base_model, blocks, head_modules, stack
+from smoothtune.nn.model_facts import sides_of
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:

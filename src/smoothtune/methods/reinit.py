@@ -27,7 +27,8 @@ from smoothtune.core.regularizer import Regularizer, method
 from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.parametrizations import refuse_computed
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import base_model, blocks, sides_of
+from smoothtune.nn.architecture import base_model, blocks
+from smoothtune.nn.model_facts import sides_of
 
 
 @torch.no_grad()

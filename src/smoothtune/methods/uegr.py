@@ -291,7 +291,8 @@ class UEGR(TaskLoss):
         }
         if since % self.mask_every == 0 or not self._factors:
             self._factors = self._chosen(weights)
-        factors = {name: f for name, f in self._factors.items() if name in weights}
+        chosen = self._factors.items()  # those of a state are on the host
+        factors = {name: f.to(weights[name].device) for name, f in chosen if name in weights}
         if self.apply_to == "update":
             self._update = PartialUpdate(factors, weights)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,12 @@ from transformers.pytorch_utils import Conv1D
 
 from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
+    Side,
     declaring,
     is_causal,
     is_encoder_decoder,
     reads_text,
 )
-
-Side = Literal["encoder", "decoder", "both"]
 
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -109,14 +108,6 @@ def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
     if is_encoder_decoder(inner) and reads_text(inner) and hasattr(inner, "get_decoder"):
         return inner.get_decoder() if side == "decoder" else inner.get_encoder()  # type: ignore
     return inner.get_encoder() if kind in ENCODER_DECODERS else model  # type: ignore
-
-
-def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
-    """The sides that an unwrapped model has of those named, in the order in which they run."""
-    if side == "encoder" or not is_encoder_decoder(model):
-        return ["encoder"]
-    both: list[Side] = ["encoder", "decoder"]
-    return both if side == "both" else [side]
 
 
 def word_embeddings(model: nn.Module, side: Side = "encoder") -> nn.Module:

@@ -27,8 +27,7 @@ from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype
 from smoothtune.nn.dropout import evaluating
-from smoothtune.nn.encoder_decoder import DECODER_IDS, with_decoder_inputs
-from smoothtune.nn.model_facts import IGNORED, added_loss
+from smoothtune.nn.model_facts import DECODER_IDS, IGNORED, added_loss, with_decoder_inputs
 
 CHUNK = 2**24
 """Number of logits converted to float32 at a time: 64 MiB."""

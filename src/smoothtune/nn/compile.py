@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from smoothtune.nn.architecture import blocks, sides_of, unwrap
+from smoothtune.nn.architecture import blocks, unwrap
+from smoothtune.nn.model_facts import sides_of
 
 M = TypeVar("M", bound=nn.Module)
 BACKENDS = ("inductor", "aot_eager")

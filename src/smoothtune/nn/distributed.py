@@ -29,10 +29,10 @@ def buffers_copied_once(model: nn.Module) -> Iterator[None]:
     """Let DDP copy the first process's buffers before the first forward within a ``with``, alone.
 
     It does so in place before every forward, and the backward of an earlier one may need them.
+
+    Args:
+        model: within DDP.
     """
-    if not isinstance(model, DistributedDataParallel):
-        yield
-        return
     passes = 0
 
     def before_forward(ddp: nn.Module, inputs: object) -> None:
@@ -136,7 +136,7 @@ class UnusedWeights:
     def __init__(self) -> None:
         self.weights: set[nn.Parameter] | None = None
 
-    def zero_gradients(self, model: DistributedDataParallel, total: Tensor) -> Tensor:
+    def zero_gradients(self, model: nn.Module, total: Tensor) -> Tensor:
         """() the same value, with a gradient of zero for weights that it does not reach.
 
         Args:

@@ -71,7 +71,7 @@ def _sums(old: list[Tensor], new: list[Tensor], factor: float | Tensor) -> list[
     return list(sums)
 
 
-def times(part: Gradients, factor: Tensor) -> Gradients:
+def multiplied(part: Gradients, factor: Tensor) -> Gradients:
     """The product with () a factor; itself where that is seen to be 1, which only a CPU sees."""
     present = [gradient for gradient in part if gradient is not None]
     if not present or (factor.device.type == "cpu" and factor == 1):

@@ -27,16 +27,15 @@ from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from smoothtune.nn.architecture import (
-    Side,
     blocks,
     embedding_norm,
     embedding_table,
-    sides_of,
     stack,
     transformer,
     unwrap,
     word_embeddings,
 )
+from smoothtune.nn.model_facts import Side, sides_of
 
 Point = Literal["word", "normalized"] | int
 Layer = Literal["word"] | NonNegativeInt  # a point, as a field of a method

@@ -1,5 +1,7 @@
 """What a model says of itself: what it reads, what its loss is, which tokens see which.
 
+And the tokens of a batch that it reads so: the decoder of an encoder-decoder its labels, shifted.
+
 All of it comes from the model's class, signature and configuration. A model that does not say so
 counts as unknown: its own loss is used as it is, and methods that would have to know are refused.
 """
@@ -9,9 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -28,6 +31,9 @@ PROBLEM_TYPES = (
 SPANS = ("start_positions", "end_positions")
 IGNORED = -100
 """The label of a token that is none."""
+DECODER_IDS = "decoder_input_ids"
+"""What the decoder of an encoder-decoder reads: its labels, shifted."""
+Side = Literal["encoder", "decoder", "both"]
 
 # Encoders that become decoders by `config.is_decoder`, as those with a masked-LM head do.
 ENCODERS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet", "cpmant"}
@@ -197,3 +203,88 @@ def undeclared_labels(model: nn.Module) -> bool:
         and problem_type(model) is None
         and getattr(config, "num_labels", 1) > 1
     )
+
+
+def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
+    """The sides that an unwrapped model has of those named, in the order in which they run."""
+    if side == "encoder" or not is_encoder_decoder(model):
+        return ["encoder"]
+    both: list[Side] = ["encoder", "decoder"]
+    return both if side == "both" else [side]
+
+
+def with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch of an encoder-decoder language model with `decoder_input_ids`; others as they are.
+
+    Args:
+        model: unwrapped.
+        batch: model inputs by name; `decoder_input_ids` that are there stay.
+
+    Raises:
+        ValueError: it has no labels, so nothing says what the decoder predicts.
+    """
+    if not is_seq2seq_lm(model):
+        return dict(batch)
+    if batch.get("labels") is None:
+        raise ValueError(
+            "an encoder-decoder language model predicts its labels, and the batch has none: give "
+            'it labels (with batch["unlabeled"] = True they are compared, and not learned)'
+        )
+    if batch.get(DECODER_IDS) is not None:
+        return dict(batch)
+    make: Any = declaring(model).prepare_decoder_input_ids_from_labels
+    return {**batch, DECODER_IDS: make(batch["labels"])}
+
+
+def decoder_mask(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T) True up to the last label: later tokens of the decoder reach no prediction."""
+    labeled = (batch["labels"] != IGNORED).int()
+    mask = labeled.flip(1).cummax(1).values.flip(1).bool()
+    attended = batch.get("decoder_attention_mask")
+    return mask if attended is None else mask & attended.bool()
+
+
+def tokens_and_mask(
+    model: nn.Module, batch: Mapping[str, Any], side: Side
+) -> tuple[Tensor, Tensor]:
+    """(B, T) what is read on a side, both together or any model, and which of it is real.
+
+    Models for multiple choice put all their sequences into one batch.
+
+    Args:
+        model: unwrapped.
+        batch: model inputs by name.
+        side: of an encoder-decoder.
+
+    Raises:
+        ValueError: the batch has no `input_ids`, or does not say what the decoder reads.
+    """
+    parts = [
+        _of_encoder(batch) if one == "encoder" else _of_decoder(batch)
+        for one in sides_of(model, side)
+    ]
+    return joined([ids for ids, _ in parts]), joined([mask for _, mask in parts])
+
+
+def _of_encoder(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    if "input_ids" not in batch:
+        raise ValueError(
+            f"a perturbation needs `input_ids`, and the batch has {', '.join(batch)}: use a "
+            "weight-side method such as mixout or l2_sp"
+        )
+    ids, mask = batch["input_ids"].flatten(0, -2), batch.get("attention_mask")
+    return ids, torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
+
+
+def _of_decoder(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    if batch.get(DECODER_IDS) is None or "labels" not in batch:
+        raise ValueError(
+            "a perturbation of the decoder needs labels, from which decoder_input_ids are made: "
+            'use side="encoder"'
+        )
+    return batch[DECODER_IDS], decoder_mask(batch)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """(B, T, ...) what the sides hold, the encoder's first."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

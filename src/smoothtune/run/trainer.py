@@ -22,6 +22,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.console import say
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.terms import all_have_acted
 from smoothtune.data.arrow import numbers
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
@@ -33,7 +34,6 @@ from smoothtune.run.optimizer import uncorrected
 from smoothtune.run.processes import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
-from smoothtune.trainer.regularized import all_have_acted
 from smoothtune.trainer.run_record import EXAMPLES, examples_per_update
 from smoothtune.trainer.trainer import SmoothTrainer
 from smoothtune.trainer.update_batches import (

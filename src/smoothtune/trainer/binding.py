@@ -1,8 +1,7 @@
-"""Methods on the model of a trainer: attached and detached, and called in its training."""
+"""Methods on the model of a trainer: attached and detached, and told of a training's beginning."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from smoothtune.core.attachment import holds
-from smoothtune.core.non_finite import finite_weights
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import CALIBRATION_ROWS
@@ -22,15 +20,11 @@ from smoothtune.errors import CheckpointError
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import compile_blocks, is_compiled_block, uncompile_blocks
-from smoothtune.nn.hf_versions import DIVIDES, undivided
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.manifest import STATE_FILE
 from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.task_loss import TrainerLoss
-from smoothtune.trainer.term_means import TermMeans
-
-logger = logging.getLogger(__name__)
 
 SCALING = ("model_accepts_loss_kwargs", "loss_is_scaled_for_ga")
 """Attributes by which the Trainer decides how a loss is scaled."""
@@ -47,10 +41,8 @@ class Binding:
     def __init__(self, trainer: Trainer, objective: Objective):
         self.trainer: Any = trainer
         self.objective, self.attached = objective, False
-        self.terms = TermMeans(objective)
         self.checkpoints = Checkpoints(trainer, objective)
         self.resume_from: Path | None = None
-        self.state: dict[str, Tensor] = {}  # of the methods, between two calls of train()
         self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
@@ -70,8 +62,6 @@ class Binding:
         self._compile()
         try:
             self.objective.attach(trainer.model)
-            if self.state:
-                self.objective.load_state_dict(self.state)
             if trainer.optimizer is not None:
                 self.use(trainer.optimizer)
         except BaseException:
@@ -93,11 +83,8 @@ class Binding:
         for name in SCALING:
             del vars(self.trainer)[name]
         vars(self.trainer).update(self.scaling)
-        self.terms.clear()
         self.objective.checks.clear()
         self.objective.checks.late = False
-        state = self.objective.state_dict()
-        self.state = {key: value.detach().cpu() for key, value in state.items()}
         self.objective.detach()
         self._undo_compile()
 
@@ -133,10 +120,8 @@ class Binding:
             trial: of a hyperparameter search, which keeps its scores as the trainer's `objective`.
         """
         self.detach()
-        self.state = {}
         methods = self.objective.regularizers.values()
         self.objective = Objective(*(replace(method) for method in methods))
-        self.terms = TermMeans(self.objective)
         self.checkpoints = Checkpoints(self.trainer, self.objective)
         if trial is None:
             self.trainer.objective = self.objective
@@ -190,18 +175,25 @@ class Binding:
         accumulates = args.gradient_accumulation_steps > 1
         self.objective.expect(state.max_steps, accumulates=accumulates)
         self.epoch, self.over = epochs_behind(loader, args, state) - 1, False
-        if self.resume_from is None:
-            return
-        self.checkpoints.find_best(self.resume_from.parent)
+        if self.resume_from is not None:
+            self._load_state(self.resume_from)
+
+    def _load_state(self, checkpoint: Path) -> None:
+        """Have the methods go on from a checkpoint.
+
+        Raises:
+            CheckpointError: other methods have written it.
+        """
+        self.checkpoints.find_best(checkpoint.parent)
         try:
-            self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
+            self.objective.load_state_dict(load_file(checkpoint / STATE_FILE))
         except KeyError as error:
             raise CheckpointError(
-                f"{self.resume_from / STATE_FILE} has no entry {error}: resume with the methods of "
+                f"{checkpoint / STATE_FILE} has no entry {error}: resume with the methods of "
                 "the interrupted run"
             ) from error
-        self.checkpoints.evaluate_if_due(self.resume_from)
-        self.checkpoints.rotate_if_due(self.resume_from)
+        self.checkpoints.evaluate_if_due(checkpoint)
+        self.checkpoints.rotate_if_due(checkpoint)
 
     def begin_epoch(self, loader: Any, control: TrainerControl) -> None:
         """Take no step after the last one; transformers would, resumed there within an epoch.
@@ -229,58 +221,6 @@ class Binding:
             inputs = trainer._prepare_inputs(loader.collate_fn([rows[i] for i in range(count)]))
             prepared = self.task.prepare(inputs, None)
             self.objective.calibrate(trainer.model, prepared.batch, prepared.compute_loss)
-
-    # --- an update ---------------------------------------------------------------------------
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The objective in training, the trainer's own loss in evaluation."""
-        if not model.training:
-            return self.task.own(model, inputs, return_outputs, num_items_in_batch)
-        if self.is_zero:  # DeepSpeed's engine would take a search's gradient for that of an update
-            model = self.trainer.model
-        prepared = self.task.prepare(inputs, num_items_in_batch)
-        if self.is_zero and prepared.batch.get("unlabeled"):
-            raise ValueError("batches without labels are not verified with ZeRO: use DDP")
-        loss = self.objective(
-            model,
-            prepared.batch,
-            prepared.compute_loss,
-            row_share=prepared.row_share,
-            declared_loss=self.task.is_declared,
-        )
-        self.terms.add(self.objective.terms, prepared.part_of_kind)
-        if not DIVIDES:
-            loss = loss / undivided(self.trainer, num_items_in_batch)
-        return (loss, None) if return_outputs else loss
-
-    def after_update(self) -> None:
-        """Have the losses of the update before checked."""
-        if self.is_zero:
-            self.objective.before_step()
-            self.objective.after_step()
-        self.objective.checks.turn()
-
-    def check_all(self) -> None:
-        """Check the losses so far, and the weights; this waits for the device.
-
-        In between, weights that are not finite are noticed by the loss of the next update.
-        """
-        check = finite_weights(self.trainer.model, self.trainer.state.global_step)
-        if check is not None:
-            self.objective.checks.add(*check)
-        self.objective.checks.read()
-
-    def warn_at_end(self) -> None:
-        """Say which terms were held by their bound nearly always, or changed next to nothing."""
-        if self.trainer.is_world_process_zero():
-            for remark in self.objective.strengths.remarks():
-                logger.warning(remark)
 
 
 def is_map_style(rows: Any) -> bool:

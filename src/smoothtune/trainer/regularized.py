@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import nn
+from accelerate import Accelerator
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, Trainer, TrainerCallback
 
+from smoothtune.core.non_finite import finite_weights
 from smoothtune.core.objective import Objective
-from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
+from smoothtune.core.terms import all_have_acted
 from smoothtune.errors import CheckpointError
 from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.hf_versions import DIVIDES, undivided
 from smoothtune.nn.model_facts import declaring
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.model_record import extend_card, write_record
+
+logger = logging.getLogger(__name__)
 
 
 class Regularized(Trainer):
@@ -31,6 +38,7 @@ class Regularized(Trainer):
 
     objective: Objective
     _binding: Binding
+    _means: TermMeans
     _unlabeled_loader: Callable[[], DataLoader] | None = None
 
     # --- a training --------------------------------------------------------------------------
@@ -114,8 +122,35 @@ class Regularized(Trainer):
     ) -> Any:
         """The objective in training, the trainer's own loss in evaluation."""
         if self._binding.attached:
-            return self._binding.compute_loss(model, inputs, *args, **kwargs)
+            return self._attached_loss(model, inputs, *args, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _attached_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        binding = self._binding
+        if not model.training:
+            return binding.task.own(model, inputs, return_outputs, num_items_in_batch)
+        if binding.is_zero:  # DeepSpeed's engine would take a search's gradient for an update's
+            model = binding.trainer.model
+        prepared = binding.task.prepare(inputs, num_items_in_batch)
+        if binding.is_zero and prepared.batch.get("unlabeled"):
+            raise ValueError("batches without labels are not verified with ZeRO: use DDP")
+        loss = binding.objective(
+            model,
+            prepared.batch,
+            prepared.compute_loss,
+            row_share=prepared.row_share,
+            declared_loss=binding.task.is_declared,
+        )
+        self._means.add(binding.objective.terms, prepared.part_of_kind)
+        if not DIVIDES:
+            loss = loss / undivided(self, num_items_in_batch)
+        return (loss, None) if return_outputs else loss
 
     @property
     def own_compute_loss(self) -> Callable[..., Any]:
@@ -123,19 +158,25 @@ class Regularized(Trainer):
         return super().compute_loss
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Before a log, an evaluation, a checkpoint or the end, know whether all is finite."""
+        """Before a log, an evaluation, a checkpoint or the end, know whether all is finite.
+
+        In between, weights that are not finite are noticed by the loss of the next update.
+        """
         control = self.control
         if self._binding.over:
             return
         acts = control.should_log or control.should_evaluate or control.should_save
         if acts or control.should_training_stop:
-            self._binding.check_all()
+            check = finite_weights(self._binding.trainer.model, self.state.global_step)
+            if check is not None:
+                self._binding.objective.checks.add(*check)
+            self._binding.objective.checks.read()
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the mean of every term since the last log to the Trainer's training logs."""
         if self._binding.attached and "loss" in logs:
-            logs = logs | self._binding.terms.read(self.accelerator)
+            logs = logs | self._means.read(self.accelerator)
         super().log(logs, *args, **kwargs)
 
     # --- what is written ---------------------------------------------------------------------
@@ -176,6 +217,58 @@ class Regularized(Trainer):
             extend_card(self, self._binding.objective, card)
 
 
+class TermMeans:
+    """Means of terms since the last log of a training, kept on the device until they are read.
+
+    Args:
+        objective: whose terms are added.
+    """
+
+    def __init__(self, objective: Objective):
+        self.objective = objective
+        bounded = objective.strengths.bounded
+        self._of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = defaultdict(int)
+        # sums of what bounded terms had up to the last log, or before a part that is resumed
+        self.applied = dict(objective.strengths.sums)
+
+    def add(self, terms: dict[str, Tensor], part: float) -> None:
+        """Add the terms of a batch.
+
+        Args:
+            terms: () by name.
+            part: of its update's batches that are of its kind.
+        """
+        for name, value in terms.items():
+            if name == "loss" or name in self._of_updates:
+                continue
+            weighed = part * value if part != 1 and name.startswith("loss/") else value
+            self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
+            self.counts[name] += 1
+
+    def read(self, accelerator: Accelerator) -> dict[str, float]:
+        """The means, over processes too; empty if nothing was added."""
+        if not self.sums:
+            return {}
+        names = sorted(self.sums)
+        means = torch.stack([self.sums[name].float() / self.counts[name] for name in names])
+        means = accelerator.reduce(means, reduction="mean")
+        self.sums.clear()
+        self.counts.clear()
+        return dict(zip(names, means.tolist(), strict=True)) | self._applied()
+
+    def _applied(self) -> dict[str, float]:
+        """Share of the task's gradient that bounded terms had in the updates since the last log."""
+        means: dict[str, float] = {}
+        for name, sums in self.objective.strengths.sums.items():
+            updates, share, _, bounded = (sums - self.applied.get(name, 0)).tolist()
+            if updates:
+                means |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
+            self.applied[name] = sums
+        return means
+
+
 class Events(TrainerCallback):
     """Tells a binding of what happens in a training."""
 
@@ -185,18 +278,25 @@ class Events(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """When model and optimizer are prepared, and those of a checkpoint loaded."""
         self.binding.begin(kwargs["train_dataloader"])
+        self.binding.trainer._means = TermMeans(self.binding.objective)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the first batch is drawn."""
         self.binding.begin_epoch(kwargs["train_dataloader"], control)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Just after the optimizer's step."""
-        self.binding.after_update()
+        """Just after the optimizer's step: have the losses of the update before checked."""
+        objective = self.binding.objective
+        if self.binding.is_zero:
+            objective.before_step()
+            objective.after_step()
+        objective.checks.turn()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the last epoch."""
-        self.binding.warn_at_end()
+        """Say which terms were held by their bound nearly always, or changed next to nothing."""
+        if state.is_world_process_zero:
+            for remark in self.binding.objective.strengths.remarks():
+                logger.warning(remark)
 
 
 def put_in_front(trainer: Trainer) -> Callable[[], None]:
@@ -215,23 +315,3 @@ def put_in_front(trainer: Trainer) -> Callable[[], None]:
         own.update(methods)
 
     return undo
-
-
-def all_have_acted(methods: Iterable[Regularizer], step: int) -> bool:
-    """Whether the term of every method has acted in one of the first updates.
-
-    A model that a term has not touched is plain's: its score says nothing about the method.
-
-    Args:
-        methods: of the run, their length of training known.
-        step: number of updates so far.
-    """
-    terms = [method for method in methods if isinstance(method, LossTerm) and method.is_on]
-    return all(_has_acted(method, step) for method in terms)
-
-
-def _has_acted(method: LossTerm, step: int) -> bool:
-    if not isinstance(method, Penalty):
-        return step > 0
-    last_turn = (step - 1) // method.every
-    return last_turn >= 0 and method.ramp(last_turn * method.every) > 0

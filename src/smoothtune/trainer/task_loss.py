@@ -20,9 +20,8 @@ from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype
 from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
-from smoothtune.nn.encoder_decoder import with_decoder_inputs
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
-from smoothtune.nn.model_facts import added_loss, predicts_tokens
+from smoothtune.nn.model_facts import added_loss, predicts_tokens, with_decoder_inputs
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer
 from smoothtune.trainer.update_batches import (

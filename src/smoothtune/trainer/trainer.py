@@ -9,11 +9,12 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from transformers import Trainer
 
+from smoothtune.core.bound_methods import methods_in
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
-from smoothtune.trainer.regularized import Events, Regularized, put_in_front
+from smoothtune.trainer.regularized import Events, Regularized, TermMeans, put_in_front
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
@@ -88,12 +89,12 @@ def regularize(
         raise TypeError(_no_trainer(trainer))
     if isinstance(trainer, Regularized):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
-    methods = _methods(list(regularizers))
+    methods = methods_in(regularizers)
     if not methods:
         raise ValueError("no method is given: pass one, or Plain() for plain fine-tuning")
     if trainer.model is None:  # a search gives it up after every trial
         trainer.model = trainer.call_model_init()
-    objective, undo = Objective(*methods), put_in_front(trainer)
+    objective, undo = Objective(methods), put_in_front(trainer)
     try:
         check_trainer(objective.regularizers, trainer)
         if unlabeled_dataset is not None:
@@ -104,6 +105,7 @@ def regularize(
         raise
     regularized = cast(Regularized, trainer)
     regularized._binding, regularized.objective = binding, objective
+    regularized._means = TermMeans(objective)
     if unlabeled_dataset is not None:
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
         regularized._unlabeled_loader = loader
@@ -164,23 +166,3 @@ def _no_trainer(value: object) -> str:
         kind = "a model" if isinstance(value, nn.Module) else "no trainer"
         what = f"this {type(value).__name__} is {kind}"
     return f"{what}: pass a transformers.Trainer that holds the model, or use Objective in a loop"
-
-
-def _methods(value: Any) -> list[Regularizer]:
-    """The methods of an argument: one, or a list of methods and lists.
-
-    Raises:
-        TypeError: a value is something else.
-    """
-    if isinstance(value, list | tuple):
-        return [method for each in value for method in _methods(each)]
-    if isinstance(value, type) and issubclass(value, Regularizer):
-        raise TypeError(f"{value.__name__} is a class: write {value.__name__}()")
-    if isinstance(value, str):
-        raise TypeError(
-            f"{value!r} is a name: write an instance of the method's class, such as LNSR(), or "
-            f"smoothtune.METHODS[{value!r}]()"
-        )
-    if not isinstance(value, Regularizer):
-        raise TypeError(f"{value!r} is no method: write an instance of one, such as LNSR()")
-    return [value]
