@@ -92,6 +92,8 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
     rows = splits["train"]
     _check_columns(options, rows.column_names)
     columns = ", ".join(rows.column_names)
+    if not len(rows):
+        raise DataError(f"{data}: has the columns {columns}, and no rows to train on")
     notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
     values = {name: set(map(str, rows[name])) for name in rows.column_names if typed}
     if remark := no_header(data, values):
