@@ -205,6 +205,8 @@ def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field:
     found = call("init", file, "--to", to)
     assert f"guessed {field}, for {file}, split 'train', column 'label': " in found.stdout
     assert "if they are scores, write label_type: float" in found.stdout
+    scale = "if they are the steps of a scale: --task-type ordinal-classification"
+    assert (scale in found.stdout) == (field == "label_type: text")
     assert field in to.read_text().splitlines()
     run = load_config(to)
     task = configured_task(run)

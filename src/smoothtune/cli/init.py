@@ -235,6 +235,8 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
     if "label_type" in change:
         notes.append("if they are scores, write label_type: float")
+    if change.get("label_type") == "text" and "task_type" not in fields:
+        notes.append("if they are the steps of a scale: --task-type ordinal-classification")
     if task.head.problem_type in ("single_label_classification", "regression"):
         classes = f"classes {', '.join(task.known_label_names[:20])}"
         scores = "scores, so the task is a regression"

@@ -31,6 +31,8 @@ PartName = Literal[
 ]
 """The optional parts; the task's metrics are always computed."""
 OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
+OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
+"""The name of another data set becomes part of file names."""
 
 
 @dataclass(
@@ -92,7 +94,7 @@ class Settings(SpanFields, DataFields):
     """Seed of the training run, which chose its rows; unset: as in training, else 42."""
 
     model: Annotated[Name, MODEL]
-    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
+    """A fine-tuned model: its folder, its name in $SMOOTHTUNE_MODELS, or its hub id."""
     ensemble: Annotated[tuple[Name, ...], MODEL] = ()
     """Further models, such as those of other seeds; the mean of all probabilities is evaluated."""
     base_model: Annotated[Name | None, MODEL] = None
@@ -141,7 +143,7 @@ class Prediction(SpanFields, DataFields):
     """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
 
     model: Annotated[Name, MODEL]
-    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
+    """A fine-tuned model: its folder, its name in $SMOOTHTUNE_MODELS, or its hub id."""
 
     batch_size: Annotated[Count, SAMPLING] = 32
     """Rows per forward."""
@@ -192,11 +194,11 @@ def load_settings(
 def _other_data_sets(
     draft: Draft, ood: Sequence[str], ood_set: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """The fields of every other data set; a name becomes part of file names."""
+    """The fields of every other data set."""
     data_sets: dict[str, dict[str, Any]] = {}
     for text in ood:
         name, _, source = text.partition("=")
-        if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in data_sets:
+        if not source or not OOD_NAME.fullmatch(name) or name in data_sets:
             message = f"{text!r} is not NAME=DATA with a new, plain name"
             draft.problems.append(Problem("--ood", "", message))
         data_sets[name] = {"source": source}
