@@ -70,6 +70,14 @@ def test_new_files_are_read_as_those_of_the_training(tmp_path: Path) -> None:
     assert call(*arguments, *form, "--to", tmp_path / "q.csv").exit_code == 0
 
 
+def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\n")
+    found = call("init", tmp_path / "rows.csv", "--to", tmp_path / "run.yaml")
+    assert found.exit_code == 3
+    assert "rows.csv: has the columns text, label, and no rows to train on" in found.stderr
+    assert not (tmp_path / "run.yaml").exists()
+
+
 def test_blank_labels_are_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4 + "c d,\n")
@@ -197,6 +205,8 @@ def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field:
     found = call("init", file, "--to", to)
     assert f"guessed {field}, for {file}, split 'train', column 'label': " in found.stdout
     assert "if they are scores, write label_type: float" in found.stdout
+    scale = "if they are the steps of a scale: --task-type ordinal-classification"
+    assert (scale in found.stdout) == (field == "label_type: text")
     assert field in to.read_text().splitlines()
     run = load_config(to)
     task = configured_task(run)

@@ -23,7 +23,8 @@ def curve(loss: float) -> dict:
 
 def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **more) -> Run:
     calibration = {
-        **{"all_rows": NLL, "mean_confidence": 0.8, "temperature": temperature},
+        **{"all_rows": NLL, "mean_confidence": 0.8, "mean_correct": 0.6},
+        **{"temperature": temperature},
         **{"judged_rows_before": NLL, "judged_rows_after": {"nll": 0.4}},
         **{"judged_on": 50, "nll_change": {"value": -0.1, "low": -0.15, "high": -0.05}},
         "ece_by_chance": {"mean": 0.05, "high": 0.1},
@@ -48,7 +49,22 @@ def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **
     for part in parts.values():
         part.setdefault("curves", {})
         part["seconds"] = 1.0
-    return Run("a", Path(), {"headline": "accuracy", "parts": parts, "training": None})
+    content = {"headline": "accuracy", "parts": parts, "training": None}
+    return Run("a", Path(), content | {"settings": {"ensemble": more.get("ensemble", [])}})
+
+
+def test_an_ensemble_is_not_sent_to_a_command_that_takes_one_model() -> None:
+    one, several = (
+        " ".join(each.text for each in sentences(run(ensemble=others))) for others in ([], ["b"])
+    )
+    assert "smoothtune predict --calibrated" in one
+    assert "for probabilities divide its logits by 1.50" in several
+    assert "smoothtune predict" not in several
+
+
+def test_confidence_stands_beside_the_share_of_right_answers() -> None:
+    (text,) = [each.text for each in sentences(run()) if each.text.startswith("Stated")]
+    assert "confidence is 0.80 on average, and 0.60 of the answers are right" in text
 
 
 def test_advice_names_what_to_do() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from smoothtune.errors import OutputError
 from smoothtune.evaluation import Curve, CurvePoint, draw
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.findings import sentences
-from smoothtune.evaluation.report import summary_table
+from smoothtune.evaluation.report import provenance_table, summary_table
 from smoothtune.report.tables import Effect
 
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^$ javascript:"
@@ -157,6 +158,16 @@ def predicted(folder: Path, right: int, total: int = 200) -> None:
     rows = [f"{row},{label},0,{s}" for row, (label, s) in enumerate(zip(labels, sign, strict=True))]
     text = "example_id,label,logit_0,logit_1\n" + "\n".join(rows) + "\n"
     (folder / "predictions.csv").write_text(text)
+
+
+def test_seeds_of_training_and_evaluation_are_told_apart(evaluated: Path) -> None:
+    (run,) = load_runs([evaluated / "first"])
+    for training, shown in (({"seed": 5}, "5"), (None, "not known")):
+        rows = dict(
+            provenance_table([replace(run, content=run.content | {"training": training})]).rows
+        )
+        assert rows["seed of the training"] == shown
+        assert rows["seed of the evaluation"] == str(run.content["settings"]["seed"])
 
 
 def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ def test_model_card_says_what_was_in_force(
     assert result["config"]["max_grad_norm"] == given
     card = (Path(settings["output_dir"]) / "README.md").read_text()
     assert f"| max\\_grad\\_norm | {shown} |" in card
+    assert card.count("| field | value |") == 1 + (methods != {"plain": {}})  # it has no fields
+    assert "| None |" not in card  # what is unset
     assert ("used to watch the training" in card) == (strategy == "epoch")
 
 

@@ -92,6 +92,8 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
     rows = splits["train"]
     _check_columns(options, rows.column_names)
     columns = ", ".join(rows.column_names)
+    if not len(rows):
+        raise DataError(f"{data}: has the columns {columns}, and no rows to train on")
     notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
     values = {name: set(map(str, rows[name])) for name in rows.column_names if typed}
     if remark := no_header(data, values):
@@ -233,6 +235,8 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
     if "label_type" in change:
         notes.append("if they are scores, write label_type: float")
+    if change.get("label_type") == "text" and "task_type" not in fields:
+        notes.append("if they are the steps of a scale: --task-type ordinal-classification")
     if task.head.problem_type in ("single_label_classification", "regression"):
         classes = f"classes {', '.join(task.known_label_names[:20])}"
         scores = "scores, so the task is a regression"

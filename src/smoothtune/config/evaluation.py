@@ -31,6 +31,8 @@ PartName = Literal[
 ]
 """The optional parts; the task's metrics are always computed."""
 OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
+OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
+"""The name of another data set becomes part of file names."""
 
 
 @dataclass(
@@ -72,7 +74,18 @@ class OtherData:
         raise ValueError(f"cannot be {value!r}; write labels={{negative: 1, positive: 0}}")
 
 
-class Settings(SpanFields, DataFields):
+class ModelFields(SpanFields, DataFields):
+    """A fine-tuned model, and how rows are put through it."""
+
+    max_seq_length: Annotated[Count | None, DATA] = None
+    """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
+    model: Annotated[Name, MODEL]
+    """A fine-tuned model: its folder, its name in $SMOOTHTUNE_MODELS, or its hub id."""
+    batch_size: Annotated[Count, SAMPLING] = 32
+    """Rows per forward."""
+
+
+class Settings(ModelFields):
     """One evaluation; what is unset is taken from the model folder's ``result.json``."""
 
     ood: Annotated[dict[str, OtherData], DATA] = {}
@@ -86,13 +99,9 @@ class Settings(SpanFields, DataFields):
     training, and other data sets whole."""
     max_diagnostic_samples: Annotated[Count, DATA] = 256
     """Rows, drawn at random, for all parts but the metrics, calibration and other data sets."""
-    max_seq_length: Annotated[Count | None, DATA] = None
-    """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
     data_seed: Annotated[int | None, DATA] = None
     """Seed of the training run, which chose its rows; unset: as in training, else 42."""
 
-    model: Annotated[Name, MODEL]
-    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
     ensemble: Annotated[tuple[Name, ...], MODEL] = ()
     """Further models, such as those of other seeds; the mean of all probabilities is evaluated."""
     base_model: Annotated[Name | None, MODEL] = None
@@ -105,8 +114,6 @@ class Settings(SpanFields, DataFields):
     """Seed of all draws: noise, corruption, directions of derivatives, bootstrap resamples."""
     num_resamples: Annotated[Count, SAMPLING] = 1000
     """Bootstrap resamples behind each interval."""
-    batch_size: Annotated[Count, SAMPLING] = 32
-    """Rows per forward."""
 
     num_examples: Annotated[int, Field(ge=0), OUTPUT] = 20
     """Sentences in each table of single ones; 0: no texts are written."""
@@ -132,19 +139,11 @@ class Settings(SpanFields, DataFields):
         return self.model_dump(mode="json", exclude=ignored | {"num_examples"})
 
 
-class Prediction(SpanFields, DataFields):
+class Prediction(ModelFields):
     """Predictions for new rows; what is unset is taken from the model folder's ``result.json``."""
 
     data: Annotated[Name, DATA]
     """CSV, TSV, JSONL or Parquet file with the columns of the task; labels are not needed."""
-    max_seq_length: Annotated[Count | None, DATA] = None
-    """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
-
-    model: Annotated[Name, MODEL]
-    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
-
-    batch_size: Annotated[Count, SAMPLING] = 32
-    """Rows per forward."""
 
     to: Annotated[Name, OUTPUT]
     """File for the rows with their predictions: .csv, .jsonl or .parquet."""
@@ -192,11 +191,11 @@ def load_settings(
 def _other_data_sets(
     draft: Draft, ood: Sequence[str], ood_set: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """The fields of every other data set; a name becomes part of file names."""
+    """The fields of every other data set."""
     data_sets: dict[str, dict[str, Any]] = {}
     for text in ood:
         name, _, source = text.partition("=")
-        if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in data_sets:
+        if not source or not OOD_NAME.fullmatch(name) or name in data_sets:
             message = f"{text!r} is not NAME=DATA with a new, plain name"
             draft.problems.append(Problem("--ood", "", message))
         data_sets[name] = {"source": source}

@@ -151,7 +151,3 @@ class SpanFields(Fields):
     """Some questions have no answer; unset: only with squad_v2."""
     null_score_diff_threshold: Annotated[float | None, ANSWERS] = None
     """Predict "no answer" if it scores above the best answer by more than this; unset: 0."""
-
-    def spans(self) -> dict[str, Any]:
-        """The fields of question answering that are set."""
-        return self.model_dump(include=set(SpanFields.model_fields), exclude_none=True)

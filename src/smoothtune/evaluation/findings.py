@@ -53,6 +53,11 @@ def beats_chance(run: Run) -> bool:
     return low is not None and low > numbers["trivial_baseline"]
 
 
+def is_ensemble(run: Run) -> bool:
+    """Whether several models were evaluated as one, which `smoothtune predict` does not take."""
+    return bool(run.content["settings"].get("ensemble"))
+
+
 def verdict(run: Run) -> Sentence:
     """What to do with a run."""
     if not beats_chance(run):
@@ -144,8 +149,11 @@ def _calibration(run: Run) -> Iterator[Finding]:
     if "mean_ece_of_labels" in numbers:
         text = f"The probability of a label is off by {error:.3f} (ECE, a mean over labels)"
     else:
-        text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
-        text += f"{error:.3f} (ECE)"
+        text = (
+            f"Stated confidence is {numbers['mean_confidence']:.2f} on average, and "
+            f"{numbers['mean_correct']:.2f} of the answers are right; bin by bin it is off by "
+            f"{error:.3f} (ECE)"
+        )
     mean, high = (numbers["ece_by_chance"][name] for name in ("mean", "high"))
     text += (
         f"; a calibrated model that states the same is off by {mean:.3f} on so many "
@@ -157,9 +165,8 @@ def _calibration(run: Run) -> Iterator[Finding]:
     advice = "do not read its probabilities as chances, or train it for calibration"
     if "temperature" in numbers and fits(numbers["temperature"]) and _change(numbers) == "lowers":
         by = f"{numbers['temperature']:.2f}"
-        advice = (
-            f"for probabilities use smoothtune predict --calibrated, which divides logits by {by}"
-        )
+        how = f"use smoothtune predict --calibrated, which divides logits by {by}"
+        advice = f"for probabilities {f'divide its logits by {by}' if is_ensemble(run) else how}"
     yield Finding("fragile", text, advice)
 
 
@@ -197,7 +204,8 @@ def _sets(run: Run) -> Iterator[Finding]:
             f"Sets of classes with a coverage of {COVERAGE:g} hold the right one for "
             f"{sets['coverage']:.3f} of {numbers['judged_on']} rows that did not set the "
             f"threshold (95 % interval {sets['low']:.3f} to {sets['high']:.3f}), and "
-            f"{sets['mean_size']:.2f} classes on average: see smoothtune predict --coverage.",
+            f"{sets['mean_size']:.2f} classes on average"
+            f"{'' if is_ensemble(run) else ': see smoothtune predict --coverage'}.",
         )
 
 
@@ -259,7 +267,10 @@ def _disturbance(run: Run) -> Iterator[Finding]:
 def _noise(run: Run) -> Iterator[Finding]:
     if curve := run.curves("smoothness").get("attenuation"):
         points = curve.series["noise before block 1"]
-        text = f"Noise of {RATIO:.0%} of the first hidden state is {points[-1].y:.1%} of the last."
+        text = (
+            f"Noise of {100 * RATIO:.0f} % of the first hidden state is {100 * points[-1].y:.1f} % "
+            "of the last."
+        )
         yield Finding("good" if points[-1].y <= RATIO else "fragile", text)
 
 
@@ -268,7 +279,7 @@ def _drift(run: Run) -> Iterator[Finding]:
         points = curve.series["weights"]
         far = max(points, key=lambda point: point.y)
         where = "the embeddings" if far.x == 0 else f"block {far.x:.0f}"
-        text = f"The weights moved most in {where}: by {far.y:.1%} of their norm."
+        text = f"The weights moved most in {where}: by {100 * far.y:.1f} % of their norm."
         yield Finding("note", text)
 
 

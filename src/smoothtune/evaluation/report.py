@@ -39,6 +39,8 @@ DAMAGE = (
 """The last two: a point that is not there; a generator turns the first of them into the second."""
 LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
 SECTIONS = {name: part.title for name, part in PARTS.items() if name != "metrics"}
+LABELED = "ece by label: "
+"""What follows is a label of the user's."""
 SCORES = (
     "In brackets: 95 % bootstrap interval over the evaluated examples. Brier runs from 0 to 2 "
     "(several labels of a row: to 1), nll is in nats."
@@ -109,7 +111,7 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
         for part in ("robustness", "corruption", "substitution"):
             for curve in run.curves(part).values():
                 area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
-                rows.append([f"area: {curve.title}", f"{area}, clean {clean}"])
+                rows.append([f"{curve.title}, mean of its levels", f"{area}; without: {clean}"])
         return rows, verdict(run)
 
 
@@ -117,8 +119,9 @@ def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
     """The error that is judged, with that of a calibrated model; coverage and size of sets."""
     of_labels = numbers.get("mean_ece_of_labels")
     error = numbers["all_rows"]["ece"] if of_labels is None else of_labels
-    by_chance = f"{number(error)}, by chance up to {number(numbers['ece_by_chance']['high'])}"
-    yield ["ece" if of_labels is None else "ece, mean of labels", by_chance]
+    calibrated = number(numbers["ece_by_chance"]["high"])
+    title = "ece" if of_labels is None else "ece, mean of labels"
+    yield [title, f"{number(error)}; of a calibrated model up to {calibrated}"]
     for coverage, sets in numbers.get("prediction_sets", {}).items():
         measured = with_interval(sets["coverage"], (sets["low"], sets["high"]))
         size = f"{sets['mean_size']:.2f} classes"
@@ -227,7 +230,7 @@ def summary_table(runs: Sequence[Run], part: str) -> Table:
 def _flat(numbers: dict[str, Any], within: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in numbers.items():
-        title = within + name if within else name.replace("_", " ")
+        title = within + (name if within == LABELED else name.replace("_", " "))
         flat |= _flat(value, f"{title}: ") if isinstance(value, dict) else {title: value}
     return flat
 
@@ -295,8 +298,9 @@ def provenance_table(runs: Sequence[Run]) -> Table:
     """What was evaluated, how, and with which versions."""
     rows = [
         ["model", *(str(run.content["model"]) for run in runs)],
-        ["methods", *(_methods(run) for run in runs)],
-        ["seed", *(str(run.content["settings"]["seed"]) for run in runs)],
+        ["methods", *(_of_training(run, "methods") for run in runs)],
+        ["seed of the training", *(_of_training(run, "seed") for run in runs)],
+        ["seed of the evaluation", *(str(run.content["settings"]["seed"]) for run in runs)],
         ["rows", *(str(run.numbers("metrics")["rows"]) for run in runs)],
     ]
     for title, group in (("sha256 of", "fingerprints"), ("version of", "versions")):
@@ -307,6 +311,6 @@ def provenance_table(runs: Sequence[Run]) -> Table:
     return Table(["", *(run.name for run in runs)], rows, wraps=True)
 
 
-def _methods(run: Run) -> str:
-    training = run.content["training"]
-    return " + ".join(training["methods"]) if training and training.get("methods") else "not known"
+def _of_training(run: Run, name: str) -> str:
+    value = (run.content["training"] or {}).get(name)
+    return str(value) if isinstance(value, int) else " + ".join(value or ()) or "not known"

@@ -238,7 +238,7 @@ def naming_memory(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) or isinstance(error, OutOfMemory):  # which names it
             raise
         rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
         smaller = (

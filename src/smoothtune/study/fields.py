@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, field_validator
 
-from smoothtune.config.evaluation import OtherData, PartName
+from smoothtune.config.evaluation import OOD_NAME, OtherData, PartName
 from smoothtune.config.fields import Fields, Seed
 from smoothtune.study.layout import Layout
 
@@ -17,8 +16,6 @@ DEMO = "demo"
 """The task of generated sentences."""
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
-"""The name of another data set becomes part of file names."""
 
 
 class ConditionKey(NamedTuple):

@@ -26,7 +26,6 @@ from smoothtune.errors import (
     DataError,
     ModelError,
     NonFiniteLoss,
-    OutOfMemory,
     Stopped,
     is_out_of_memory,
 )
@@ -38,7 +37,7 @@ from smoothtune.evaluation.subject import Subject
 from smoothtune.methods.find import find_method
 from smoothtune.results import CellContent, Measured, Part
 from smoothtune.run.output import CHECKPOINTS
-from smoothtune.run.train import Trained, fit
+from smoothtune.run.train import Trained, fit, naming_memory
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.inputs import fingerprints_of
 from smoothtune.study.records import (
@@ -110,8 +109,7 @@ def attempt(
         traceback.print_exc()
         status = classify(error)
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
-        if status == "out of memory" and not isinstance(error, OutOfMemory):  # which says it
-            message += f"; {what_to_try(cell)}"
+        message += "; or --jobs 1" * (status == "out of memory")
         return status, message
 
 
@@ -135,7 +133,8 @@ def compute(
     torch.set_num_threads(1)
     console = Console(file=sys.stdout, width=200)
     check_inputs(cell)
-    trained = _fit(cell, work, checkpoints, console)
+    with naming_memory(cell.config):
+        trained = _fit(cell, work, checkpoints, console)
     if models is not None:
         models.mkdir(exist_ok=True)
         trained.save(work / "model")
@@ -145,7 +144,8 @@ def compute(
         "model": portable(cell.config.model),
         "config": portable_fields(trained.result.config),
     }
-    extras = measure(trained, cell)
+    with naming_memory(cell.config):
+        extras = measure(trained, cell)
     check_inputs(cell)
     return CellContent(
         status="done", result=trained.result.model_copy(update=places), extras=extras
@@ -251,18 +251,3 @@ def classify(error: BaseException) -> Status:
     if isinstance(error, NonFiniteLoss) or "is not finite" in str(error):
         return "nan"
     return "out of memory" if is_out_of_memory(error) else "error"
-
-
-def what_to_try(cell: Cell) -> str:
-    """What did not fit in memory, and the settings that take less."""
-    config = cell.config
-    rows = config.per_device_train_batch_size
-    smaller = (
-        f"per_device_train_batch_size: {(rows + 1) // 2} with gradient_accumulation_steps: "
-        f"{2 * config.gradient_accumulation_steps}, "
-    ) * (rows > 1)
-    return (
-        f"batches of {rows} rows in training or {config.per_device_eval_batch_size} in evaluation, "
-        f"of at most {config.max_seq_length} tokens, do not fit in memory: try --jobs 1, {smaller}"
-        "a smaller per_device_eval_batch_size, or a smaller max_seq_length"
-    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from smoothtune.config.tuning import Tune
+from smoothtune.errors import counted
 from smoothtune.report.page import Sentence
 from smoothtune.report.tables import POINTS
 from smoothtune.results import CellRecord, Cost, RunResult
@@ -153,7 +154,7 @@ def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
         yield Sentence("fragile", text)
     for state in ("diverged", "failed"):
         if lost := [trial for trial in found.trials if trial.state == state]:
-            text = f"{len(lost)} trials {state}, the first: {lost[0].setting.describe()}"
+            text = f"{counted(len(lost), 'trial')} {state}, the first: {lost[0].setting.describe()}"
             yield Sentence("fragile", f"{text} ({lost[0].message}).")
     for name, why in found.misfits.items():
         yield Sentence("note", f"{name} was left out: {why}")

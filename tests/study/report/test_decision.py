@@ -52,6 +52,13 @@ def test_the_best_of_those_that_hold_is_to_be_used() -> None:
     assert "for 2.0 times plain's training time" in said.text
 
 
+def test_times_of_other_devices_are_no_price() -> None:
+    compared = content({"good": [BETTER]})
+    methods = [replace(method, cost_ratio=None) for method in compared.methods]
+    said = decision(replace(compared, methods=methods))
+    assert said.text.endswith("after Holm's correction.")
+
+
 def test_over_tasks_the_mean_decides() -> None:
     said = decision(content({"good": [BETTER, BETTER], "bad": [[-x for x in BETTER], BETTER]}))
     assert "Use good: +3.0 points" in said.text

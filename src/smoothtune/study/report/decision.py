@@ -51,8 +51,7 @@ def decision(content: StudyContent) -> Sentence:
         return Sentence(
             "good",
             f"Use {best.method}: {_shown(best)} against plain{where(content)}, p = "
-            f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
-            "plain's training time.",
+            f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}.",
         )
     return _better_probabilities(content, compared) or _undecided(content, compared)
 
@@ -76,8 +75,8 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
                 "good",
                 f"Use {best.method} for better probabilities: {TITLES[measure]} "
                 f"{effect_text(best.difference, 1, '+.3f')} against plain{where(content)}, p = "
-                f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
-                f"plain's training time. Its score is not lower: {_shown(kept[best.method])}.",
+                f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}. Its score is "
+                f"not lower: {_shown(kept[best.method])}.",
             )
     return None
 
@@ -140,7 +139,8 @@ def where(content: StudyContent) -> str:
     return f" on average over {count} tasks" if count > 1 else ""
 
 
-def _cost_of(content: StudyContent, best: Comparison) -> str:
+def _price(content: StudyContent, best: Comparison) -> str:
+    """Training time relative to plain's; "" where no two runs were on the same kind of device."""
     ratios = [item.cost_ratio for item in content.methods if item.method == best.method]
     known = [ratio for ratio in ratios if ratio is not None]
-    return f"{np.median(known):.1f}" if known else "unknown"
+    return f", for {np.median(known):.1f} times plain's training time" if known else ""
