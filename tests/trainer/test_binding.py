@@ -23,7 +23,7 @@ from smoothtune import (
     regularize,
 )
 from smoothtune.nn.hf_versions import can_change_attention, declared_scaling
-from smoothtune.testing import tiny_model
+from smoothtune.testing import fixed_draws, tiny_model
 
 
 def trainer_of(tmp_path, model=None, cls=Trainer, **changes):
@@ -297,3 +297,21 @@ def test_a_resumed_run_logs_the_share_of_its_own_updates(tmp_path):
         logged.append([e["lnsr/share"] for e in trainer.state.log_history if "lnsr/share" in e])
     assert logged[0][0] != logged[0][1]
     assert logged[0] == logged[1]
+
+
+def test_logs_are_those_of_what_was_applied_however_an_update_is_cut(tmp_path):
+    """A batch alone would have another weight, and so would one process of several."""
+    logged = []
+    for batches in (1, 4):
+        cut = {"per_device_train_batch_size": 8 // batches, "gradient_accumulation_steps": batches}
+        torch.manual_seed(0)
+        trainer = trainer_of(tmp_path / str(batches), max_steps=3, logging_steps=1, **cut)
+        with fixed_draws():
+            regularize(trainer, LNSR(share=0.5)).train()
+        logged.append([entry for entry in trainer.state.log_history if "loss" in entry])
+    names = {"loss", "loss/task", "loss/lnsr", "lnsr/weight", "lnsr/share", "lnsr/bounded"}
+    for one, several in zip(*logged, strict=True):
+        for name in names:
+            assert several[name] == pytest.approx(one[name], rel=1e-4), name
+        assert one["loss"] == pytest.approx(one["loss/task"] + one["loss/lnsr"], rel=1e-5)
+        assert one["lnsr/share"] > 0

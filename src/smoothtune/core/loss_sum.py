@@ -56,6 +56,8 @@ class Parts(NamedTuple):
     """Of the task's loss, and of terms with a fixed weight."""
     terms: dict[str, Gradients]
     """Of the terms that are bounded, by name."""
+    losses: dict[str, Tensor]
+    """(2,) of these: without a factor, and as in the value of a batch."""
 
 
 class LossSum:
@@ -76,7 +78,7 @@ class LossSum:
     def _clear(self) -> None:
         """Before the first batch of an update."""
         self._weights: Sequence[nn.Parameter] = ()
-        self._sums = Parts([], {})  # as the loop scales them
+        self._sums = Parts([], {}, {})  # as the loop scales them
         self._scale: Tensor | None = None
         self._solution: Solution | None = None  # that `.grad` has been made with
 
@@ -147,13 +149,16 @@ class LossSum:
             for left, name in enumerate(names, 1 - len(names)):
                 shared = not bounded[name].has_own_graph and bool(left or rest)
                 terms[name] = gradients_of(losses[name], weights, units, keep_graph=shared)
-            batch = Parts(self._gradient_of_rest(rest, weights, units), terms)
+            task = self._gradient_of_rest(rest, weights, units)
             # what this batch would apply, if it were alone in its update
-            alone = self._solved(batch, weights, torch.ones((), device=device), mean=False)
+            one = torch.ones((), device=device)
+            alone = self._solved(task, terms, weights, one, mean=False)
             # value
             weighed = {n: times(self.strengths.factor(n), x.detach()) for n, x in rest.items()}
             weighed |= {n: alone.coefficients[n] * losses[n].detach() for n in names}
             value = total_of([weighed[name] for name in sorted(weighed)])
+            pairs = {n: torch.stack([losses[n].detach().to(value), weighed[n]]) for n in names}
+            batch = Parts(task, terms, pairs)
             if self._begins(scaled):
                 self._clear()
             loss = self._with_gradient(value, weights, batch, None if reduces_now(model) else alone)
@@ -164,11 +169,17 @@ class LossSum:
         return Summed(loss, weighed, shown)
 
     def _solved(
-        self, parts: Parts, weights: Sequence[nn.Parameter], scale: Tensor, *, mean: bool
+        self,
+        task: Gradients,
+        terms: dict[str, Gradients],
+        weights: Sequence[nn.Parameter],
+        scale: Tensor,
+        *,
+        mean: bool,
     ) -> Solution:
         """What is applied, by the norms of this process, or of the mean over processes."""
-        sizes = norms([parts.task, *parts.terms.values()], weights, mean=mean)
-        by_name = dict(zip(parts.terms, sizes[1:], strict=True))
+        sizes = norms([task, *terms.values()], weights, mean=mean)
+        by_name = dict(zip(terms, sizes[1:], strict=True))
         return self.strengths.solve(sizes[0], by_name, scale)
 
     def _begins(self, skips: bool) -> bool:
@@ -216,11 +227,14 @@ class LossSum:
             terms = {name: multiplied(part, scale) for name, part in batch.terms.items()}
         for name, part in before.terms.items():
             terms[name] = plus(part, terms[name]) if name in terms else part
-        sums = Parts(task if first else plus(before.task, task), terms)
+        task = task if first else plus(before.task, task)
+        losses = {name: scale * pair for name, pair in batch.losses.items()}
+        for name, pair in before.losses.items():
+            losses[name] = pair + losses[name] if name in losses else pair
         if first and alone is not None:
             solution = alone  # whatever the scale
         else:
-            solution = self._solved(sums, weights, total.abs(), mean=alone is None)
+            solution = self._solved(task, terms, weights, total.abs(), mean=alone is None)
         # this batch, and the correction of those before it
         now = solution.coefficients
         for name, part in batch.terms.items():
@@ -228,9 +242,11 @@ class LossSum:
         if self._solution is not None:
             for name, part in before.terms.items():
                 result = plus(result, part, now[name] - self._solution.coefficients[name])
-        self._solution = solution
+        means = {name: pair / total for name, pair in losses.items()}
+        applied = {n: torch.stack([now[n] * mean[0], mean[1]]) for n, mean in means.items()}
+        self._solution = solution._replace(losses=applied)
         if self.keeps:
-            self._weights, self._sums, self._scale = weights, sums, total
+            self._weights, self._sums, self._scale = weights, Parts(task, terms, losses), total
         return result
 
     def _gradient_of_rest(

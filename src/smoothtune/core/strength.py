@@ -69,6 +69,8 @@ class Solution(NamedTuple):
     """Number of batches, as the loop weighs them."""
     logs: dict[str, MeanLog]
     """Of the task's norm over that of a term with a share, this update included."""
+    losses: dict[str, Tensor] = {}
+    """(2,) of the terms: as applied, and as in the values of the batches; means over these."""
 
 
 class Applied(NamedTuple):
@@ -107,7 +109,8 @@ class Strengths:
         self.seen: dict[str, int] = {}  # updates in which a term of fixed weight was there
         self._counted: set[str] = set()  # those that this update has had
         self.logs: dict[str, MeanLog] = {}  # of the task's norm, and of task's over a term's
-        # (updates, sum of shares, largest, updates in which the bound acted)
+        # (updates, sum of shares, largest, updates in which the bound acted, sums of weights, of
+        # losses as applied, and of losses in the values of batches)
         self.sums: dict[str, Tensor] = {}
 
     # --- weights -----------------------------------------------------------------------------
@@ -194,7 +197,8 @@ class Strengths:
         self.logs[TASK] = of_task.with_value(solution.task / solution.scale)
         for name, share in solution.shares.items():
             acted = (share > 0).float()
-            now = torch.stack([acted, share, share, acted * solution.held]).float()
+            weight, losses = solution.coefficients[name], solution.losses[name]
+            now = torch.stack([acted, share, share, acted * solution.held, weight, *losses]).float()
             before = self.sums.get(name, torch.zeros_like(now)).to(now)  # one loaded is on the host
             self.sums[name] = before + now
             torch.maximum(before[2], now[2], out=self.sums[name][2])
@@ -204,7 +208,7 @@ class Strengths:
         """What was applied of every bounded term in the updates so far."""
         applied = {}
         for name, sums in self.sums.items():
-            updates, total, largest, bounded = sums.tolist()
+            updates, total, largest, bounded = sums[:4].tolist()
             count = max(updates, 1.0)
             applied[name] = Applied(round(updates), total / count, largest, bounded / count)
         return applied

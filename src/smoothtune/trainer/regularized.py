@@ -176,7 +176,7 @@ class Regularized(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the mean of every term since the last log to the Trainer's training logs."""
         if self._binding.attached and "loss" in logs:
-            logs = logs | self._means.read(self.accelerator)
+            logs = logs | self._means.read(logs["loss"], self.accelerator)
         super().log(logs, *args, **kwargs)
 
     # --- what is written ---------------------------------------------------------------------
@@ -232,6 +232,7 @@ class TermMeans:
         self.counts: dict[str, int] = defaultdict(int)
         # sums of what bounded terms had up to the last log, or before a part that is resumed
         self.applied = dict(objective.strengths.sums)
+        self.step = objective.step
 
     def add(self, terms: dict[str, Tensor], part: float) -> None:
         """Add the terms of a batch.
@@ -247,26 +248,42 @@ class TermMeans:
             self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
             self.counts[name] += 1
 
-    def read(self, accelerator: Accelerator) -> dict[str, float]:
-        """The means, over processes too; empty if nothing was added."""
-        if not self.sums:
-            return {}
-        names = sorted(self.sums)
-        means = torch.stack([self.sums[name].float() / self.counts[name] for name in names])
-        means = accelerator.reduce(means, reduction="mean")
+    def read(self, loss: float, accelerator: Accelerator) -> dict[str, float]:
+        """The means, over processes too.
+
+        Terms with a bound are as they were applied, and the loss, too: what a batch has returned
+        knows nothing of the other batches and processes of its update.
+
+        Args:
+            loss: the mean of what the batches have returned, over the updates.
+            accelerator: of the trainer.
+        """
+        means = {name: x.float() / self.counts[name] for name, x in self.sums.items()}
+        logs = {"loss": loss} | _over_processes(means, accelerator)
         self.sums.clear()
         self.counts.clear()
-        return dict(zip(names, means.tolist(), strict=True)) | self._applied()
-
-    def _applied(self) -> dict[str, float]:
-        """Share of the task's gradient that bounded terms had in the updates since the last log."""
-        means: dict[str, float] = {}
-        for name, sums in self.objective.strengths.sums.items():
-            updates, share, _, bounded = (sums - self.applied.get(name, 0)).tolist()
+        strengths = self.objective.strengths
+        steps, self.step = strengths.step - self.step, strengths.step
+        before, self.applied = self.applied, dict(strengths.sums)
+        for name, sums in self.applied.items():
+            new = sums - before[name].to(sums) if name in before else sums
+            updates, share, _, bounded, weight, applied, returned = accelerator.reduce(
+                new, reduction="mean"
+            ).tolist()
             if updates:
-                means |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
-            self.applied[name] = sums
-        return means
+                logs |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
+                logs |= {f"{name}/weight": weight / updates, f"loss/{name}": applied / updates}
+                logs["loss"] += (applied - returned) / max(steps, 1)
+        return logs
+
+
+def _over_processes(means: dict[str, Tensor], accelerator: Accelerator) -> dict[str, float]:
+    """Means of () tensors, in the order of their names."""
+    if not means:
+        return {}
+    names = sorted(means)
+    values = accelerator.reduce(torch.stack([means[name] for name in names]), reduction="mean")
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 class Events(TrainerCallback):
