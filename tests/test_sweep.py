@@ -8,6 +8,9 @@ from sweep_models import classes
 from smoothtune.core import objective
 from smoothtune.nn import hooks
 
+pytestmark = pytest.mark.skipif(
+    transformers.__version__.startswith("4."), reason="configurations are no dataclasses"
+)
 FAST = [
     "BertForSequenceClassification",
     "BartForConditionalGeneration",

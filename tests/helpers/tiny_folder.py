@@ -60,7 +60,10 @@ def tiny_gpt2(folder: Path) -> Path:
     """A decoder whose tokenizer has no pad token."""
     tokenizer = tiny_tokenizer(["<|end|>"])
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", padding_side="left"
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)
     config = GPT2Config(
         vocab_size=tokenizer.get_vocab_size(), n_positions=32, n_embd=16, n_layer=2, n_head=2

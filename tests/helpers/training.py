@@ -8,6 +8,7 @@ import torch
 
 from helpers.versions import trainer_arguments
 from smoothtune import METHODS, SmoothTrainer
+from smoothtune.nn.hf_versions import settings_of_one_run
 from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model, with_weight
 
 METHODS_TESTED = {  # name -> fields; fields that make the term big enough to matter
@@ -72,7 +73,7 @@ def arguments(output_dir, **changes):
 def weights_after(output_dir, method, architecture="bert", *, data=None, fields=None, **changes):
     """Weights by name after `max_steps` updates with one method."""
     model = tiny_model(architecture)
-    with fixed_draws():
+    with fixed_draws(), settings_of_one_run():
         trainer = SmoothTrainer(
             model=model,
             args=arguments(output_dir, **changes),
