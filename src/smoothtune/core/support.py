@@ -197,7 +197,7 @@ def check(
     if reason := unreadable(bare):
         refusals += [f"{name} with {reason}" for name in acting]
     refusals += _low_bit_problems(methods, where)
-    refusals += _recomputation_problems(methods, bare, where)
+    refusals += recomputation_problems(methods, bare, where)
     refusals += _perturbation_problems(methods, bare, where)
     refusals += plain_problems(methods.values(), bare, {})
     if refusals and "16-bit weights" in where and where & set(LOW_BIT):
@@ -222,7 +222,7 @@ def _low_bit_problems(methods: dict[str, Regularizer], where: set[Environment]) 
     ]
 
 
-def _recomputation_problems(
+def recomputation_problems(
     methods: dict[str, Regularizer], model: nn.Module, where: set[Environment]
 ) -> list[str]:
     """Which methods act in blocks that would be recomputed without them."""

@@ -137,7 +137,7 @@ def check_fit(config: RunConfig, inputs: Inputs, model: Any) -> None:
         except RuntimeError as error:  # a method that measures the weights, of which there are none
             if "meta" not in str(error):
                 raise
-        wrong = setting_problems(methods, arguments)
+        wrong = setting_problems(methods, arguments, model)
         if config.unlabeled is not None:
             wrong += unlabeled_problems(methods, arguments, config.alternate)
         refuse(wrong)

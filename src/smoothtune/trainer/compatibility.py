@@ -16,6 +16,7 @@ from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
     problems,
+    recomputation_problems,
     refuse,
 )
 from smoothtune.nn.architecture import unwrap
@@ -65,7 +66,7 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     wrong += scaling_problems(loss)
     declared = loss.is_declared
     wrong += plain_problems(regularizers.values(), unwrap(trainer.model), {}, declared=declared)
-    refuse(wrong + setting_problems(regularizers, args))
+    refuse(wrong + setting_problems(regularizers, args, unwrap(trainer.model)))
 
 
 def scaling_problems(loss: TrainerLoss) -> list[str]:
@@ -146,16 +147,18 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
     return wrong
 
 
-def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArguments) -> list[str]:
+def setting_problems(
+    regularizers: dict[str, Regularizer], args: TrainingArguments, model: torch.nn.Module
+) -> list[str]:
     """Why methods do not work with the arguments of a trainer, and what to change."""
-    wrong = list[str]()
+    where = _planned(args)
+    wrong = recomputation_problems(regularizers, model, where)
     if args.auto_find_batch_size:
         wrong.append(
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
         )
     if args.torch_compile:
         wrong += compile_problems(args)
-    where = _planned(args)
     in_backward = args.optim in ("lomo", "adalomo") or args.optim.endswith("layerwise")
     for name, regularizer in regularizers.items():
         if in_backward and needs_updates(regularizer):
