@@ -262,7 +262,8 @@ class TermMeans:
         """Share of the task's gradient that bounded terms had in the updates since the last log."""
         means: dict[str, float] = {}
         for name, sums in self.objective.strengths.sums.items():
-            updates, share, _, bounded = (sums - self.applied.get(name, 0)).tolist()
+            before = self.applied.get(name, torch.zeros_like(sums)).to(sums)
+            updates, share, _, bounded = (sums - before).tolist()
             if updates:
                 means |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
             self.applied[name] = sums
