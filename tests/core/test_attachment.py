@@ -14,6 +14,7 @@ from smoothtune import (
     LNSR,
     METHODS,
     R3F,
+    R4F,
     SMART,
     JacHess,
     Mixout,
@@ -159,7 +160,9 @@ def test_a_teacher_follows_weights_that_are_unfrozen_later():
     objective.detach()
 
 
-@pytest.mark.parametrize("method", [L2SP(alpha=1.0), SMART(weight=1.0), JacHess(weight=1.0)])
+@pytest.mark.parametrize(
+    "method", [L2SP(alpha=1.0), SMART(weight=1.0), JacHess(weight=1.0), R4F(weight=1.0)]
+)
 def test_on_the_same_model_methods_go_on_from_where_they_were(method):
     """Anchors, teacher and smoothness are of the pre-trained weights, not of the present ones."""
     objective, model, optimizer = bound(method)

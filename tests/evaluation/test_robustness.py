@@ -5,7 +5,8 @@ import torch
 from helpers.linear_network import rotation
 from smoothtune.evaluation import attack_curve, noise_curve
 from smoothtune.evaluation.robustness import attacks, sample_noise
-from smoothtune.functional.noise import EmbeddingNoise, relative_norm
+from smoothtune.functional.noise import relative_norm
+from smoothtune.methods.noise import Noise
 
 
 def accuracy(predictor, rows):
@@ -49,7 +50,7 @@ def test_noise_grows_until_ten_points_are_lost(linear_predictor, rows):
 @pytest.mark.parametrize(("kind", "tolerance"), [("standard", 0.03), ("in_manifold", 1e-6)])
 def test_noise_is_as_large_as_the_embeddings(linear_predictor, rows, kind, tolerance):
     predictor = linear_predictor([rotation(0)], batch_size=5)
-    noise = EmbeddingNoise(kind, 1.0, "word", 10, True, "token")
+    noise = Noise(noise=kind, noise_ratio=1.0, layer="word", k=10)
     noise.attach(predictor.model)
     _, batch = next(predictor.batches(rows))
     clean = predictor.clean(batch)

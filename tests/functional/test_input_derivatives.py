@@ -7,9 +7,10 @@ from transformers import BertForTokenClassification
 
 from helpers.causal import language_batch, tiny_language_model
 from helpers.conformance import fed
+from helpers.heads import multi_label, token_classification
 from helpers.literal import added, span_batch, tiny_span_model
 from smoothtune import ForwardPass
-from smoothtune.functional.input_derivatives import InputDerivatives, scores
+from smoothtune.functional.input_derivatives import InputDerivatives, num_scores, scores
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import random_model
 
@@ -170,3 +171,16 @@ def test_scores_of_a_language_model_are_those_of_its_label_tokens():
         where = (batch["labels"][row, 1:] != -100).nonzero().flatten()
         assert torch.equal(found[row, :count], run.logits[row, where])
         assert not found[row, count:].any()
+
+
+def test_numbers_of_a_prediction_are_counted_without_padding():
+    lengths = [6, 4, 5, 3]
+    classes = ForwardPass(tiny_model("bert"), tiny_batch()).run()
+    assert num_scores(classes).tolist() == [3, 3, 3, 3]
+    spans = ForwardPass(tiny_span_model(), span_batch(tiny_batch(padding=2))).run()
+    assert num_scores(spans).tolist() == [2 * length for length in lengths]
+    model, batch = multi_label(0.0)
+    assert num_scores(ForwardPass(model, batch).run()).tolist() == [3, 3, 3, 3]
+    model, batch = token_classification(0.0)  # the first token has no label
+    counted = num_scores(ForwardPass(model, batch).run()).tolist()
+    assert counted == [3 * (length - 1) for length in lengths]

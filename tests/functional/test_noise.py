@@ -1,11 +1,13 @@
 """Sizes of noise, token by token."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from helpers.conformance import fed
-from smoothtune import ForwardPass
-from smoothtune.functional.noise import EmbeddingNoise, gaussian, relative_norm, rescale
+from smoothtune import ForwardPass, Noise
+from smoothtune.functional.noise import gaussian, relative_norm, rescale
 from smoothtune.nn.architecture import embedding_table
 from smoothtune.testing import PAD, VOCABULARY, tiny_batch, tiny_model
 
@@ -76,8 +78,8 @@ def test_the_ratio_that_is_logged_counts_real_tokens():
     ],
 )
 def test_noise_of_the_papers_by_default(kind, layer, point, ratio):
-    noise = EmbeddingNoise(kind, None, layer, 3, True, "token")
-    assert (noise.point, noise.norm_ratio) == (point, ratio)
+    noise = Noise(noise=kind, layer=layer, k=3)
+    assert (noise._point, noise._ratio) == (point, ratio)
     model, batch = tiny_model("bert"), tiny_batch()
     noise.attach(model)
     clean = ForwardPass(model, batch, points=(point,)).run()
@@ -87,7 +89,7 @@ def test_noise_of_the_papers_by_default(kind, layer, point, ratio):
 
 
 def test_noise_without_rescaling_and_with_another_ratio():
-    noise = EmbeddingNoise("standard", 0.3, "word", 3, True, "none")
+    noise = Noise(noise_ratio=0.3, layer="word", rescale_over="none")
     drawn = torch.randn(4, 6, 8, dtype=torch.float64)
     with fed(drawn):
         delta = noise.draw(ForwardPass(tiny_model("bert"), tiny_batch()).run())
@@ -98,7 +100,7 @@ def test_noise_without_rescaling_and_with_another_ratio():
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 def test_in_manifold_noise_without_rescaling_has_the_deviation_of_its_ratio(ratio):
     model, batch = tiny_model("bert"), tiny_batch()
-    noise = EmbeddingNoise("in_manifold", ratio, "word", 3, True, "none")
+    noise = Noise(noise="in_manifold", noise_ratio=ratio, k=3, rescale_over="none")
     noise.attach(model)
     clean = ForwardPass(model, batch)
     squares = torch.stack([noise.draw(clean).square().sum(-1) for _ in range(500)])
@@ -107,50 +109,55 @@ def test_in_manifold_noise_without_rescaling_has_the_deviation_of_its_ratio(rati
 
 
 def test_neighbors_are_those_of_the_model_at_hand():
-    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
+    noise = Noise(noise="in_manifold", k=3)
     for factor in (1, -2):
         model = tiny_model("bert")
         with torch.no_grad():
             model.get_input_embeddings().weight.mul_(factor)
         noise.attach(model)
-        assert torch.equal(noise.neighbors.table, embedding_table(model).float())
-        noise.detach()
-        assert noise.neighbors is None
+        assert torch.equal(noise._neighbors.table, embedding_table(model).float())
+        noise.detach(model)
+        assert noise._neighbors is None
 
 
 def test_in_manifold_noise_elsewhere_is_refused():
     with pytest.raises(ValueError, match="lives in the word-embedding space"):
-        EmbeddingNoise("in_manifold", None, 1, 3, True, "token")
+        Noise(noise="in_manifold", layer=1)
+
+
+def texts(counts):
+    """Rows that hold every token so often."""
+    return [{"input_ids": torch.arange(len(counts)).repeat_interleave(counts)}]
 
 
 def candidates(noise):
-    return noise.neighbors.candidates.nonzero().flatten().tolist()
+    return noise._neighbors.candidates.nonzero().flatten().tolist()
 
 
 def test_neighbors_are_tokens_of_the_texts_and_no_special_ones():
-    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token", "cosine", 2)
+    noise = Noise(noise="in_manifold", k=3, metric="cosine", min_count=2)
     counts = torch.zeros(30, dtype=torch.long)
     counts[[PAD, 5, 6, 7, 8, 9, 10, 20]] = torch.tensor([9, 2, 2, 3, 4, 9, 1, 2])
-    noise.count(counts, special=[9, 2])
+    noise.read_training_rows(texts(counts), SimpleNamespace(all_special_ids=[9, 2]))
     noise.attach(tiny_model("bert"))
     assert candidates(noise) == [5, 6, 7, 8, 20]
-    found = noise.neighbors.of(torch.arange(VOCABULARY))
+    found = noise._neighbors.of(torch.arange(VOCABULARY))
     assert set(found.flatten().tolist()) <= {5, 6, 7, 8, 20}
     counts[11] = 5
-    noise.count(counts)  # of a model that is attached
+    noise.read_training_rows(texts(counts))  # of a model that is attached
     assert candidates(noise) == [5, 6, 7, 8, 11, 20]
-    assert noise.neighbors.metric == "cosine"
+    assert noise._neighbors.metric == "cosine"
 
 
 def test_without_counts_the_special_tokens_of_the_configuration_are_left_out():
-    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
+    noise = Noise(noise="in_manifold", k=3)
     model = tiny_model("modernbert")
     noise.attach(model)
     assert candidates(noise) == [0, *range(4, VOCABULARY)]  # 1, 2, 3: padding, start and end
 
 
 def test_texts_of_another_tokenizer_are_refused():
-    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
-    noise.count(torch.ones(VOCABULARY + 3, dtype=torch.long))
+    noise = Noise(noise="in_manifold", k=3)
+    noise.read_training_rows(texts(torch.ones(VOCABULARY + 3, dtype=torch.long)))
     with pytest.raises(ValueError, match="hold token 42, .* 40 word embeddings: tokenize with"):
         noise.attach(tiny_model("bert"))

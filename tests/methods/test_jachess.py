@@ -6,9 +6,10 @@ from torch import nn
 from transformers import Adafactor, BertForQuestionAnswering, BertForSequenceClassification
 
 from helpers.conformance import assert_conforms, batch, draws, fed, recorded_bert
+from helpers.literal import span_batch, tiny_span_model
 from smoothtune import JacHess, Objective
 from smoothtune.nn.higher_order import CompositeLayerNorm
-from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
+from smoothtune.testing import ARCHITECTURES, all_in_float64, fixed_draws, tiny_batch, tiny_model
 
 MODELS = ["bert", "deberta", "opt", "llama"]
 NORMS = [1.5, 0.5]
@@ -370,3 +371,15 @@ def test_measuring_on_the_first_of_several_batches_is_warned_of_once(caplog, par
         optimizer.zero_grad()
     warned = [text for text in caplog.messages if "call objective.calibrate(model, batch)" in text]
     assert len(warned) == (parts == 2 and not calibrated)
+
+
+def test_a_mean_over_scores_does_not_count_padding():
+    found = []
+    for padding in (0, 3):
+        objective = Objective(JacHess(weight=1.0, factors="logits"))
+        with fixed_draws(), all_in_float64():
+            objective.attach(model := tiny_span_model())
+            objective(model, span_batch(tiny_batch(padding=padding)))
+        found.append(objective.terms["jachess/hessian"])
+        objective.detach()
+    torch.testing.assert_close(*found, rtol=1e-6, atol=0)

@@ -72,7 +72,7 @@ class TestClosedForms:
         with torch.no_grad():
             run = ForwardPass(model, ids(draws), points=method.points()).run()
             h = run.hidden_states
-            delta = method._noise.draw(run)
+            delta = method.draw(run)
             values = sum(
                 (a - b).square().sum(-1).flatten()
                 for a, b in zip(h[1:], run.at(delta, 0).hidden_states[1:], strict=True)
@@ -191,7 +191,7 @@ def test_equation_and_its_gradient(architecture, fields, point, weights, strengt
     with fixed_draws():
         run = ForwardPass(model, inputs, points=method.points())
         value = method.loss(run)
-        delta = method._noise.draw(run)
+        delta = method.draw(run)
     assert delta.norm() > 0
     constant = "share" in strength
     expected = literal(model, inputs, delta, point, weights, method.reduction, constant=constant)
@@ -246,7 +246,7 @@ def test_pooled_compares_the_token_the_head_reads():
         with fixed_draws():
             run = ForwardPass(model, inputs, points=method.points())
             value = method.loss(run)
-            noisy = run.at(method._noise.draw(run), 0)
+            noisy = run.at(method.draw(run), 0)
         last, other = run.hidden_states[-1], noisy.hidden_states[-1]
         rows = [(last[i, t] - other[i, t]).square().sum() for i, t in enumerate(positions)]
         torch.testing.assert_close(value, torch.stack(rows).mean())
@@ -272,7 +272,7 @@ class TestNoiseAblation:
         with fixed_draws():
             total = Objective(method)(model, inputs)
             run = ForwardPass(model, inputs, points=method.points())
-            delta = method._noise.draw(run)
+            delta = method.draw(run)
         point = method.points()[0]
         if point == "word":
             hook = model.get_input_embeddings().register_forward_hook(lambda m, a, o: o + delta)
@@ -301,7 +301,7 @@ class TestTrainingTexts:
 
         class Look(TrainerCallback):
             def on_step_end(self, *args, **kwargs):
-                seen.append(method._noise.neighbors.candidates.nonzero().flatten().tolist())
+                seen.append(method._neighbors.candidates.nonzero().flatten().tolist())
 
         method, rows = LNSR(noise="in_manifold", k=3, weight=1.0), Rows(4)
         trainer = SmoothTrainer(
@@ -341,16 +341,16 @@ class TestTrainingTexts:
         model = tiny_model("bert")
         first.attach(model)
         tokens = torch.arange(VOCABULARY)
-        expected = first._noise.neighbors.of(tokens)
+        expected = first._neighbors.of(tokens)
         state = {key: value.clone() for key, value in first.state_dict().items()}
         torch.manual_seed(0)
         table = model.get_input_embeddings().weight
         with torch.no_grad():
             table.add_(torch.randn_like(table))
         again.attach(model)
-        assert not torch.equal(again._noise.neighbors.of(tokens), expected)
+        assert not torch.equal(again._neighbors.of(tokens), expected)
         again.load_state_dict(state)
-        assert torch.equal(again._noise.neighbors.of(tokens), expected)
+        assert torch.equal(again._neighbors.of(tokens), expected)
 
     def test_tokenizers_name_the_special_tokens(self):
         tokenizer = make_tokenizer()
@@ -358,10 +358,8 @@ class TestTrainingTexts:
         rows = [tokenizer("the cat sat on a mat . the dog [MASK] ran")]
         method.read_training_rows(rows, tokenizer)
         method.attach(tiny_model("bert"))
-        chosen = method._noise.neighbors.candidates.nonzero().flatten().tolist()
+        chosen = method._neighbors.candidates.nonzero().flatten().tolist()
         assert sorted(tokenizer.convert_ids_to_tokens(chosen)) == sorted(
             ["the", "cat", "sat", "on", "a", "mat", ".", "dog", "ran"]
         )
-        assert "most frequent neighbor" in dict(
-            audit(method._noise.neighbors, method._noise.decode)
-        )
+        assert "most frequent neighbor" in dict(audit(method._neighbors, method._decode))

@@ -181,7 +181,8 @@ class BoundMethods:
         self.unbind_optimizer()
         if self._attachment is not None:
             state = {} if self._attachment.lost_method else self.state_dict()
-            self._state = {key: value.detach().cpu() for key, value in state.items()}
+            # copied, as undoing a method may write to what its state is a view of
+            self._state = {k: value.detach().to("cpu", copy=True) for k, value in state.items()}
             self._watch.stop()
             self._attachment.undo()
             self._attachment = None

@@ -199,9 +199,12 @@ class Strengths:
             acted = (share > 0).float()
             weight, losses = solution.coefficients[name], solution.losses[name]
             now = torch.stack([acted, share, share, acted * solution.held, weight, *losses]).float()
-            before = self.sums.get(name, torch.zeros_like(now)).to(now)  # one loaded is on the host
-            self.sums[name] = before + now
-            torch.maximum(before[2], now[2], out=self.sums[name][2])
+            if (before := self.sums.get(name)) is not None:
+                before = before.to(now)  # those of a state are on the host
+                largest = torch.maximum(before[2], now[2])
+                now = before + now
+                now[2] = largest
+            self.sums[name] = now
             self._warn_of_nothing(name)
 
     def applied(self) -> dict[str, Applied]:

@@ -22,7 +22,8 @@ from smoothtune.core.forward import ForwardPass
 from smoothtune.evaluation.disturbance import disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, gradient_at, normalize, task_loss, unit
-from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
+from smoothtune.functional.noise import NoiseKind, gaussian, number_of_neighbors
+from smoothtune.methods.noise import Noise
 from smoothtune.report.curves import Curve
 
 Attack = Literal["fgm", "pgd"]
@@ -87,7 +88,7 @@ def noisy_predictions(
     k: int = 1,
 ) -> np.ndarray:
     """(levels, samples, N, W) predictions under noise; every call draws the same samples."""
-    noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
+    noise = Noise(noise=kind, noise_ratio=1.0, layer="word", k=k)
     noise.attach(predictor.model)
 
     def perturb(clean: ForwardPass, number: int) -> Iterator[Tensor | None]:
@@ -99,14 +100,14 @@ def noisy_predictions(
                 yield level * delta if level else None
 
     predictions = predictor.predict_perturbed(rows, num_samples * len(levels), perturb)
-    noise.detach()
+    noise.detach(predictor.model)
     by_sample = predictions.reshape(num_samples, len(levels), *predictions.shape[1:])
     return by_sample.swapaxes(0, 1)
 
 
-def sample_noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:
+def sample_noise(clean: ForwardPass, noise: Noise) -> Tensor:
     """(B, T, D) noise as large as the embeddings."""
-    if noise.kind == "in_manifold":
+    if noise.noise == "in_manifold":
         return noise.draw(clean)
     rms = unit(clean, "word", "linf", "example", "relative")
     return rms * gaussian(clean.embeddings(), clean.mask, 1.0, "none")

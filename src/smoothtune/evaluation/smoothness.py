@@ -20,7 +20,8 @@ from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.derivative_norms import finite_difference_per_layer
 from smoothtune.functional.input_derivatives import InputDerivatives
-from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
+from smoothtune.functional.noise import NoiseKind, gaussian, number_of_neighbors
+from smoothtune.methods.noise import Noise
 from smoothtune.nn.architecture import blocks
 from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
@@ -211,10 +212,10 @@ def noise_spectrum(
     kinds: dict[str, NoiseKind] = {"standard": "standard", "in-manifold": "in_manifold"}
     series, numbers = {}, {}
     for name, kind in kinds.items():
-        noise = EmbeddingNoise(kind, RATIO, "word", k, True, "token")
+        noise = Noise(noise=kind, noise_ratio=RATIO, layer="word", k=k)
         noise.attach(predictor.model)
         vectors = _vectors(predictor, rows, noise, num_vectors)
-        noise.detach()
+        noise.detach(predictor.model)
         values = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False) ** 2
         shares = values / values.sum()
         series[name] = [CurvePoint(index, float(share)) for index, share in enumerate(shares, 1)]
@@ -230,15 +231,13 @@ def noise_spectrum(
     )
 
 
-def _vectors(
-    predictor: Predictor, rows: Dataset, noise: EmbeddingNoise, num_vectors: int
-) -> np.ndarray:
+def _vectors(predictor: Predictor, rows: Dataset, noise: Noise, num_vectors: int) -> np.ndarray:
     """(N, D) noise vectors of real tokens."""
     vectors: list[np.ndarray] = []
     with torch.no_grad(), evaluating(predictor.model):
         for number, (_, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False)
-            with predictor.random_stream(f"spectrum/{noise.kind}", batch, number):
+            with predictor.random_stream(f"spectrum/{noise.noise}", batch, number):
                 vectors.append(noise.draw(clean)[clean.mask].double().cpu().numpy())
             if sum(map(len, vectors)) >= num_vectors:
                 break

@@ -16,7 +16,7 @@ from smoothtune.functional.derivative_norms import Estimate, Probe
 from smoothtune.nn.architecture import embedding_table, unwrap, word_embeddings
 from smoothtune.nn.causal_lm import by_example, label_logits
 from smoothtune.nn.hooks import WEIGHT_SIDE
-from smoothtune.nn.model_facts import predicts_tokens
+from smoothtune.nn.model_facts import predicts_tokens, problem_type
 
 EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
 DifferenceScheme = Literal["symmetric", "forward"]
@@ -179,6 +179,16 @@ class InputDerivatives:
             for _ in range(probes)
         ]
         return torch.stack(squares).mean(0).sqrt()
+
+
+def num_scores(run: ForwardPass) -> Tensor:
+    """(B,) how many numbers an example's prediction consists of, at least 1."""
+    if "start_logits" in run.outputs:
+        return (2 * run.mask.sum(1)).clamp(min=1)
+    (head,) = heads(run)
+    several = problem_type(unwrap(run.model)) == "multi_label_classification"  # a number a label
+    each = 1 if several else head.logits.shape[-1]
+    return (each * head.mask.sum(1)).clamp(min=1)
 
 
 def scores(run: ForwardPass) -> Tensor:

@@ -56,6 +56,7 @@ from smoothtune.functional.input_derivatives import (
     EstimatorName,
     InputDerivatives,
     Reader,
+    num_scores,
     scores,
 )
 from smoothtune.methods.derivative_base import DerivativePenalty
@@ -210,7 +211,7 @@ class JacHess(DerivativePenalty):
         if self.factors == "logits":
             weights = torch.ones(1, device=clean.device)
             estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
-            width = scores(clean.run()).shape[1]
+            width = num_scores(clean.run()).to(estimate.hessian)
         else:
             read = self._reader(clean)
             if self._norms is None:
@@ -220,11 +221,12 @@ class JacHess(DerivativePenalty):
             n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
             weights = layer_factors(n, self.factors, self.temperature)
             estimate = self._derivatives.estimate(clean, read, weights)
-            width = clean.hidden_states[-1].shape[-1]
+            width = estimate.hessian.new_full((), clean.hidden_states[-1].shape[-1])
         divisor = clean.mask.sum(1).clamp(min=1) if self.reduction == "token_mean" else 1
         jacobian, hessian = (part / divisor for part in estimate)
         if self.hessian_reduction != "sum":  # estimated is the sum over all dimensions
-            counted = 1 if self.hessian_reduction == "mean" else min(self.hessian_dims, width)
+            mean = self.hessian_reduction == "mean"
+            counted = 1.0 if mean else width.clamp(max=self.hessian_dims)
             hessian = counted / width * hessian
         self.diagnostics |= {"jacobian": jacobian.mean(), "hessian": hessian.mean()}
         return self._c * self.clipped(jacobian + self.hessian_weight * hessian).mean()

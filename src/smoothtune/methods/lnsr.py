@@ -87,7 +87,7 @@ class LNSR(NoisyEmbeddings, Penalty):
 
     def __post_init__(self):
         super().__post_init__()
-        self._first = 0 if self._noise.point == "word" else self._noise.point
+        self._first = 0 if self._point == "word" else self._point
         bounded = self.max_share is not None
         self._detaches = bounded if self.detach_clean is None else self.detach_clean
 
@@ -106,7 +106,7 @@ class LNSR(NoisyEmbeddings, Penalty):
         if self.layer_weights is not None and len(self.layer_weights) != wanted:
             raise ValueError(
                 f"layer_weights has {len(self.layer_weights)} entries; with noise at layer "
-                f"{self._noise.point!r} this model needs {wanted}, one for each block above"
+                f"{self._point!r} this model needs {wanted}, one for each block above"
             )
         super().attach(model)
 

@@ -1,12 +1,15 @@
-"""Base of LNSR and its ablation: the noise of the papers, and where it enters."""
+"""Base of LNSR and its ablation: the noise of the papers, at one point of the model."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
@@ -14,16 +17,36 @@ from torch import Tensor, nn
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.regularizer import STRICT, LossTerm, Positive
 from smoothtune.core.traits import Traits
-from smoothtune.functional.neighbors import Metric, countable, token_counts
-from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, RescaleOver, relative_norm
+from smoothtune.functional.neighbors import (
+    Metric,
+    Neighbors,
+    audit,
+    countable,
+    in_manifold,
+    token_counts,
+)
+from smoothtune.functional.noise import (
+    NoiseKind,
+    RescaleOver,
+    gaussian,
+    relative_norm,
+    rescale,
+    special_ids,
+)
+from smoothtune.nn.architecture import embedding_table, unwrap
 from smoothtune.nn.hooks import Layer, Point
 
-warn_once = functools.cache(logging.getLogger(__name__).warning)
+logger = logging.getLogger(__name__)
+warn_once = functools.cache(logger.warning)
 
 
 @dataclass(config=STRICT, kw_only=True)
 class NoisyEmbeddings(LossTerm):
-    """Base of the methods that run the model on embeddings with LNSR's noise."""
+    """Base of the methods that run the model on embeddings with LNSR's noise.
+
+    Raises:
+        ValueError: in-manifold noise anywhere but at the word embeddings.
+    """
 
     noise: NoiseKind = "standard"
     """Kind of noise; the papers use both."""
@@ -45,16 +68,21 @@ class NoisyEmbeddings(LossTerm):
 
     def __post_init__(self):
         super().__post_init__()
-        self._noise = EmbeddingNoise(
-            self.noise,
-            self.noise_ratio,
-            self.layer,
-            self.k,
-            self.orthonormal,
-            self.rescale_over,
-            self.metric,
-            self.min_count,
-        )
+        manifold = self.noise == "in_manifold"
+        if manifold and self.layer not in (None, "word"):
+            raise ValueError(
+                'in-manifold noise lives in the word-embedding space: use layer="word", or '
+                'noise="standard" at the input of a block'
+            )
+        self._point: Layer = self.layer if self.layer is not None else "word" if manifold else 0
+        default = 0.10 if manifold else 0.05
+        self._ratio = self.noise_ratio if self.noise_ratio is not None else default
+        self._neighbors: Neighbors | None = None
+        self._counts: Tensor | None = None  # of the tokens in the training texts
+        self._special: set[int] = set()
+        self._decode: Callable[[int], str] | None = None
+        self._counted = False
+        self._moves = self._audited = False
 
     @property
     def traits(self) -> Traits:
@@ -63,7 +91,9 @@ class NoisyEmbeddings(LossTerm):
 
     def points(self) -> tuple[Point, ...]:
         """The one point where noise enters."""
-        return (self._noise.point,)
+        return (self._point,)
+
+    # --- neighbors of in-manifold noise --------------------------------------------------------
 
     def read_training_rows(self, rows: Any, tokenizer: Any = None) -> None:
         """Count the tokens of the training texts: others are no neighbors of in-manifold noise.
@@ -80,35 +110,80 @@ class NoisyEmbeddings(LossTerm):
         if self.noise != "in_manifold" or not countable(rows):
             return
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-        special = getattr(tokenizer, "all_special_ids", ())
-        decode = getattr(tokenizer, "convert_ids_to_tokens", None)
-        self._noise.count(token_counts(rows), special, decode)
+        self._counts, self._counted = token_counts(rows), True
+        self._decode = getattr(tokenizer, "convert_ids_to_tokens", None)
+        self._special |= set(getattr(tokenizer, "all_special_ids", ()))
+        if self._neighbors is not None:
+            self._index(self._neighbors.table)
 
     def attach(self, model: nn.Module) -> None:
-        """Index the pre-trained embeddings."""
-        self._noise.attach(model)
+        """Index the pre-trained embeddings for their neighbors."""
+        if self.noise == "in_manifold":
+            self._moves = embedding_table(model).requires_grad
+            self._special |= special_ids(model)
+            self._index(embedding_table(model))
+
+    def _index(self, table: Tensor) -> None:
+        keep = torch.ones(len(table), dtype=torch.bool)
+        if self._counts is not None:
+            if len(self._counts) > len(keep):
+                raise ValueError(
+                    f"the training texts hold token {len(self._counts) - 1}, and the model has "
+                    f"{len(keep)} word embeddings: tokenize with the tokenizer of the model"
+                )
+            counts = F.pad(self._counts.cpu(), (0, len(keep) - len(self._counts)))
+            keep = counts >= self.min_count
+        keep[[i for i in sorted(self._special) if i < len(keep)]] = False
+        self._neighbors = Neighbors(table, self.k, candidates=keep, metric=self.metric)
 
     def detach(self, model: nn.Module) -> None:
         """Save the neighbors found, for later runs."""
-        self._noise.detach()
+        if self._neighbors is not None:
+            self._neighbors.save()
+            self._neighbors = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Which tokens may be neighbors, and the table that says so, where training moves it."""
+        if self._neighbors is None or self._neighbors.candidates is None:
+            return {}
+        table = {"table": self._neighbors.table} if self._moves else {}
+        return {"candidates": self._neighbors.candidates} | table
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore them."""
+        if self._neighbors is not None and "candidates" in state:
+            device = self._neighbors.table.device
+            table = state.get("table", self._neighbors.table).to(device)
+            candidates, self._counted = state["candidates"], True
+            self._neighbors = Neighbors(table, self.k, candidates=candidates, metric=self.metric)
+
+    # --- an update -----------------------------------------------------------------------------
 
     def noisy(self, clean: ForwardPass, dropout: Dropout) -> ForwardPass:
         """The pass on a draw of the noise, whose size is logged."""
-        if self.noise == "in_manifold" and not self._noise.counted and self.min_count:
+        if self.noise == "in_manifold" and not self._counted and self.min_count:
             warn_once(
                 "%s: it is not known which tokens the training texts hold, so unused ones of the "
                 "vocabulary may be neighbors: call read_training_rows(tokenized rows, tokenizer) "
                 "of the method before training, or set min_count=0",
                 self.name,
             )
-        delta, point = self._noise.draw(clean), self._noise.point
-        self.diagnostics["delta_ratio"] = relative_norm(delta, clean.embeddings(point), clean.mask)
-        return clean.at(delta, point, dropout=dropout)
+        delta, x = self.draw(clean), clean.embeddings(self._point)
+        self.diagnostics["delta_ratio"] = relative_norm(delta, x, clean.mask)
+        return clean.at(delta, self._point, dropout=dropout)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Which tokens may be neighbors, and the embeddings that say which are."""
-        return self._noise.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them."""
-        self._noise.load_state_dict(state)
+    def draw(self, clean: ForwardPass) -> Tensor:
+        """(B, T, D) one draw of the noise, zero on padding."""
+        x, mask = clean.embeddings(self._point), clean.mask
+        if self.noise == "standard":
+            return gaussian(x, mask, self._ratio, self.rescale_over)
+        if self._neighbors is None:
+            self.attach(unwrap(clean.model))
+        assert self._neighbors is not None
+        if not self._audited:
+            self._audited = True
+            rows = audit(self._neighbors, self._decode)
+            logger.info("in-manifold noise: %s", "; ".join(map(": ".join, rows)))
+        table = embedding_table(unwrap(clean.model))
+        draws = in_manifold(clean.input_ids, table, self._neighbors, self.orthonormal)
+        return rescale(draws, x, mask, self._ratio, self.rescale_over)
