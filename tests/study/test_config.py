@@ -110,8 +110,10 @@ seeds: [0, 0]
 per_device_eval_batch_size: 0
 seed: 3
 color: red
+evaluate: [calibratoin]
 """)
     text = problems(file)
+    assert f"{file}:22: evaluate[0]: Input should be 'calibration', 'robustness'" in text
     assert f"{file}:20: seed: write seeds" in text
     assert f"{file}:21: color: unknown field 'color'" in text
     assert f"{file}:18: seeds: holds a seed twice" in text
