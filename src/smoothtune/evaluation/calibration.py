@@ -22,12 +22,12 @@ from datasets import Dataset
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
-from scipy.stats import sem, t
 from sklearn.model_selection import train_test_split
 
 from smoothtune.evaluation.conformal import set_numbers
 from smoothtune.evaluation.intervals import wilson
 from smoothtune.report.curves import Curve, CurvePoint
+from smoothtune.report.tables import Summary
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import binary_cross_entropy, brier
 
@@ -359,9 +359,9 @@ def _errors(kind: Kind, predictions: np.ndarray, labels: np.ndarray) -> dict[str
     }
 
 
-def _mean_change(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+def _mean_change(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
     """The mean change of two rows or more, (N,) or (N, L), with Student's 95 % interval."""
     rows = [each.reshape(len(each), -1).mean(1) for each in (before, after)]
-    changes = rows[1] - rows[0]
-    mean, half = changes.mean(), t.ppf(0.975, len(changes) - 1) * sem(changes)
-    return {"value": float(mean), "low": float(mean - half), "high": float(mean + half)}
+    change = Summary.of(rows[1] - rows[0]).effect
+    low, high = change.bounds
+    return {"value": change.value, "low": low, "high": high}
