@@ -152,7 +152,7 @@ def test_the_better_method_is_picked_and_its_run_file_works(
     assert best.output_dir == str(tmp_path / "out" / "model")
 
     page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "Use lnsr with share" in page
+    assert "\n**Use lnsr with share" in page  # before all else, as on other pages
     assert ">Fresh runs</h2>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     with (tmp_path / "out" / "trials.csv").open() as lines:
         trials = list(csv.DictReader(lines))

@@ -401,6 +401,11 @@ def test_of_several_tasks_those_are_drawn_that_show_a_difference(tmp_path: Path)
         Records(tmp_path),
         Console(quiet=True),
     )
+    assert plots.first.caption.endswith(" All tasks have the same axis.")
+    one = study_plots(
+        content(rows({"good": 0.05}, tasks=["one"])), Records(tmp_path), Console(quiet=True)
+    )
+    assert "same axis" not in one.first.caption
     ending = "one-m-100_examples"
     names = {plot.name for plot in plots.all}
     assert names == {"difference-all_tasks", f"difference-{ending}", f"distribution-{ending}"}
