@@ -21,7 +21,9 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in self if part)
+        option = "--" + self.field.replace("_", "-")
+        field = "" if self.where == option else self.field
+        return ": ".join(part for part in (self.where, field, self.message) if part)
 
 
 class ConfigError(ValueError):

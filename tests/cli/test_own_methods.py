@@ -83,7 +83,7 @@ def test_train_with_a_method_of_ones_own(
         ("their_methods:Nothing", "cannot be imported: AttributeError: module 'their_methods'"),
         ("their_methods:NoMethod", "not a class of methods, a subclass of Regularizer"),
         ("not_installed:Method", "no module 'not_installed' is installed; the current folder is"),
-        (f"{OWN}:scale=-1", "scale: Input should be greater than 0, not -1"),
+        (f"{OWN}:scale=-1", "scale: must be greater than 0, not -1"),
         (f"{OWN}:scael=1", "unknown field 'scael'; did you mean 'scale'?"),
     ],
 )

@@ -46,7 +46,7 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> 
     assert code == 2
     assert "task: is missing" in errors
     assert "methods.lnsr.wieght: unknown field 'wieght'; did you mean 'weight'?" in errors
-    assert "seed: Input should be greater than or equal to 0" in errors
+    assert "seed: must be greater than or equal to 0" in errors
     file = tmp_path / "run.yaml"
     file.write_text("task: rte\noutput_dir: out\nmethods: [lsnr]\nseed: -1\n")
     code, _, errors = start("validate", file)

@@ -125,7 +125,7 @@ def test_train_from_a_file_with_options_on_top(arguments: list[object], tmp_path
     ("more", "code", "message"),
     [
         (["--method", "lsnr"], 2, "error: --method: methods.lsnr: unknown method 'lsnr'"),
-        (["--learning-rate", "0"], 2, "error: --learning-rate: learning_rate: "),
+        (["--learning-rate", "0"], 2, "error: --learning-rate: must be greater than 0, not 0.0"),
         (["--model", "./none"], 2, "there is no model folder ./none"),
         (["--label-column", "stars"], 3, "has no column 'stars'"),
         (["--data", "./none.csv"], 3, "none.csv"),

@@ -180,7 +180,7 @@ def test_set_reaches_into_methods(tmp_path: Path) -> None:
     assert problems(path, overrides=["seed"]) == ["--set: 'seed' is not key=value"]
     assert problems(path, overrides=["methods.lnsr.noise_ratio=-1"]) == [
         "--set methods.lnsr.noise_ratio=-1: methods.lnsr.noise_ratio: "
-        "Input should be greater than 0, not -1",
+        "must be greater than 0, not -1",
     ]
 
 

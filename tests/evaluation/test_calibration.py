@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logit, softmax
@@ -7,7 +10,14 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
 from smoothtune.evaluation import brier, fit_temperature, nll, reliability, split_for_temperature
-from smoothtune.evaluation.calibration import ANSWERS, LABELS, calibration_report, chance_errors
+from smoothtune.evaluation.calibration import (
+    ANSWERS,
+    LABELS,
+    calibration_report,
+    chance_errors,
+    error_of,
+    judged_error,
+)
 
 sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
 
@@ -110,6 +120,9 @@ def test_labels_are_calibrated_over_pairs_and_by_label():
     assert numbers["ece_by_label"]["b"] == pytest.approx(1 / 3 - 0.1)
     assert numbers["mean_ece_of_labels"] == pytest.approx((1.1 / 3 + 1 / 3 - 0.1) / 2)
     assert numbers["all_rows"]["ece"] == pytest.approx((2 * 0.4 + 0.3 + 3 * (1 / 3 - 0.1)) / 6)
+    task = SimpleNamespace(head=SimpleNamespace(problem_type="multi_label_classification"))
+    judged = judged_error(task, logit(probabilities), Dataset.from_dict({"labels": gold}))
+    assert judged == error_of(numbers) == numbers["mean_ece_of_labels"]
     squares = [0.01, 0.01, 0.81, 0.01, 0.09, 0.81]
     assert numbers["all_rows"]["brier"] == pytest.approx(sum(squares) / 6)
     assert numbers["mean_correct"] == pytest.approx(2 / 6)

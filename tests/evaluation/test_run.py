@@ -475,7 +475,7 @@ def test_another_architecture_is_no_base_model(tiny_folder: Path, tmp_path: Path
         (["model"], "holds no record of its task, so say what it is"),
         (
             ["tuned", "--batch-size", 0],
-            "--batch-size: batch_size: Input should be greater than",
+            "--batch-size: must be greater than",
         ),
         (["tuned", "--ood", "imdb"], "'imdb' is not NAME=DATA"),
         (["tuned", "--ood", "../x=y.csv"], "'../x=y.csv' is not NAME=DATA"),

@@ -5,8 +5,13 @@ import re
 import pytest
 
 from smoothtune.report.page import Section, Table, page_text
-from smoothtune.report.tables import averages_and_ranks, latex_table, latex_text, score_grid
-from smoothtune.study.report.statistics import Summary
+from smoothtune.report.tables import (
+    Summary,
+    averages_and_ranks,
+    latex_table,
+    latex_text,
+    score_grid,
+)
 
 
 def mean(value: float, sd: float | None = 0.01) -> Summary:

@@ -8,9 +8,9 @@ from scipy import stats
 
 from helpers.made_records import made_cells, score_of
 from smoothtune.errors import ConfigError
+from smoothtune.report.tables import Summary
 from smoothtune.reproduce.verdict import difference, interval
 from smoothtune.study.config import load_study
-from smoothtune.study.report.statistics import Summary, summary
 
 LAYOUT = """
 methods: [lnsr]
@@ -189,7 +189,7 @@ def test_intervals_have_their_coverage() -> None:
     draw, held = np.random.default_rng(0), 0
     for _ in range(2000):
         ours, theirs = draw.normal(0, 1, 5), draw.normal(0, 3, 25)
-        found = summary(ours.tolist())
+        found = Summary.of(ours.tolist())
         gap = difference(found, theirs.mean(), theirs.std(ddof=1), 25)
         held += not gap.excludes_zero
     assert 0.935 < held / 2000 < 0.965

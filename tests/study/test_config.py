@@ -110,18 +110,20 @@ seeds: [0, 0]
 per_device_eval_batch_size: 0
 seed: 3
 color: red
+evaluate: [calibratoin]
 """)
     text = problems(file)
+    assert f"{file}:22: evaluate[0]: must be 'calibration', 'robustness'" in text
     assert f"{file}:20: seed: write seeds" in text
     assert f"{file}:21: color: unknown field 'color'" in text
     assert f"{file}:18: seeds: holds a seed twice" in text
     assert f"{file}:16: methods[3]: 'mixout' is repeated; give one of them a label" in text
     assert f"{file}:13: methods.lnsrr: unknown method 'lnsrr'; did you mean 'lnsr'?" in text
     assert f"{file}:14: methods.jachess.evry: unknown field 'evry'; did you mean 'every'?" in text
-    assert f"{file}:19: per_device_eval_batch_size: Input should be greater" in text
+    assert f"{file}:19: per_device_eval_batch_size: must be greater" in text
     assert text.count(": per_device_eval_batch_size: ") == 1
     file = write("\nmethods:\n  - {name: smart, weight: -1}\n")
-    assert f"{file}:13: methods.smart.weight: Input should be greater" in problems(file)
+    assert f"{file}:13: methods.smart.weight: must be greater" in problems(file)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +131,13 @@ color: red
     [
         ("methods: lnsr\n", "must be a list"),
         ("methods: [3]\n", "3 is not a method"),
-        ("methods: [{name: lnsr, label: 3}]\n", "label: Input should be a valid string, not 3"),
+        ("methods: [{name: lnsr, label: 3}]\n", "label: must be a valid string, not 3"),
         ("methods: [{name: lnsr, label: plain}]\n", "the label plain belongs to"),
         (
             "methods: [{name: lnsr, epochs_factor: -1}]\n",
-            "epochs_factor: Input should be greater than 0, not -1",
+            "epochs_factor: must be greater than 0, not -1",
         ),
-        ("methods: [{methods: {lnsr: {weight: 2}}}]\n", "methods: Input should be a valid list"),
+        ("methods: [{methods: {lnsr: {weight: 2}}}]\n", "methods: must be a valid list"),
         ("methods: [[lnsr, lnsr]]\n", "lnsr is repeated"),
         ("methods: ['lnsr:weight']\n", "is not field=value"),
         ("seeds: [-1]\n", "greater than or equal to 0"),

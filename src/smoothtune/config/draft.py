@@ -165,7 +165,8 @@ def message_of(detail: Any, choices: list[str], listing: str | None = None) -> s
         return unknown("field", str(detail["loc"][-1]), choices, listing)
     if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return "is missing"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.partition(", unable to parse")[0]  # a text as a number, which is shown
     if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
         return message
     return f"{message}, not {detail['input']!r}"

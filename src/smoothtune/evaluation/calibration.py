@@ -13,20 +13,21 @@ in classification, AISTATS 2019; here the stated probabilities are kept as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from datasets import Dataset
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
-from scipy.stats import sem, t
 from sklearn.model_selection import train_test_split
 
 from smoothtune.evaluation.conformal import set_numbers
 from smoothtune.evaluation.intervals import wilson
 from smoothtune.report.curves import Curve, CurvePoint
+from smoothtune.report.tables import Summary
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import binary_cross_entropy, brier
 
@@ -116,6 +117,29 @@ def label_errors(probabilities: np.ndarray, gold: np.ndarray) -> list[float]:
     return [
         binned(*columns).expected_error for columns in zip(probabilities.T, gold.T, strict=True)
     ]
+
+
+def judged_error(task: Task, predictions: np.ndarray, rows: Dataset) -> float | None:
+    """The ECE that a classifier is judged by, of several labels the mean over them.
+
+    Args:
+        task: None is returned for scores and answers.
+        predictions: logits (N, C) or (N, L).
+        rows: (N,) with their labels.
+    """
+    kind = kind_of(task)
+    if kind not in (CLASSES, LABELS):
+        return None
+    labels = np.asarray(rows["labels"][:])
+    if kind is CLASSES:
+        return reliability(predictions, labels).expected_error
+    return float(np.mean(label_errors(expit(np.asarray(predictions, np.float64)), labels)))
+
+
+def error_of(numbers: Mapping[str, Any]) -> float:
+    """`judged_error`, or that of answers, from the numbers of `calibration_report`."""
+    error: float = numbers.get("mean_ece_of_labels", numbers["all_rows"]["ece"])
+    return error
 
 
 def chance_errors(
@@ -335,9 +359,9 @@ def _errors(kind: Kind, predictions: np.ndarray, labels: np.ndarray) -> dict[str
     }
 
 
-def _mean_change(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+def _mean_change(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
     """The mean change of two rows or more, (N,) or (N, L), with Student's 95 % interval."""
     rows = [each.reshape(len(each), -1).mean(1) for each in (before, after)]
-    changes = rows[1] - rows[0]
-    mean, half = changes.mean(), t.ppf(0.975, len(changes) - 1) * sem(changes)
-    return {"value": float(mean), "low": float(mean - half), "high": float(mean + half)}
+    change = Summary.of(rows[1] - rows[0]).effect
+    low, high = change.bounds
+    return {"value": change.value, "low": low, "high": high}

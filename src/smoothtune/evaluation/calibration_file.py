@@ -93,7 +93,7 @@ def stored_calibration(model: str, weights: str) -> Calibration:
         OutputError: it is damaged.
     """
     path = Path(os.path.expanduser(model)) / CALIBRATION
-    again = f"fit one with: smoothtune evaluate {model} --calibration --output-dir DIR"
+    again = f"fit one with: smoothtune evaluate {model} --calibration"
     content = read_json(path)
     if content is None:
         raise ModelError(f"{model} holds no {CALIBRATION}; {again}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from smoothtune.config.evaluation import other_data_set
+from smoothtune.evaluation.calibration import error_of
 from smoothtune.evaluation.calibration_file import HOTTEST, fits
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.smoothness import RATIO
@@ -145,7 +146,7 @@ def _calibration(run: Run) -> Iterator[Finding]:
     numbers = run.numbers("calibration")
     if not numbers:
         return
-    error = numbers.get("mean_ece_of_labels", numbers["all_rows"]["ece"])
+    error = error_of(numbers)
     if "mean_ece_of_labels" in numbers:
         text = f"The probability of a label is off by {error:.3f} (ECE, a mean over labels)"
     else:

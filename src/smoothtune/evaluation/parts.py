@@ -20,6 +20,7 @@ from smoothtune.evaluation.calibration import (
     FEWEST_ROWS,
     LABELS,
     calibration_report,
+    error_of,
     kind_of,
 )
 from smoothtune.evaluation.corruption import (
@@ -183,7 +184,7 @@ def effect(subject: Subject) -> Part:
     if answers.skipped:
         measurements.missing["calibration error"] = answers.skipped
     else:
-        measurements.values["calibration error"] = answers.numbers["all_rows"]["ece"]
+        measurements.values["calibration error"] = error_of(answers.numbers)
     count = subject.num_examples(rows)
     for curve in measurements.curves.values():  # `smoothness` has the same curves of more rows
         curve.title += f", {count} rows"

@@ -9,6 +9,7 @@ from typing import Any
 
 from smoothtune.config.evaluation import OOD
 from smoothtune.errors import OutputError, PlotsMissing
+from smoothtune.evaluation.calibration import error_of
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
 from smoothtune.evaluation.findings import sentences, verdict
@@ -117,11 +118,9 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
 
 def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
     """The error that is judged, with that of a calibrated model; coverage and size of sets."""
-    of_labels = numbers.get("mean_ece_of_labels")
-    error = numbers["all_rows"]["ece"] if of_labels is None else of_labels
     calibrated = number(numbers["ece_by_chance"]["high"])
-    title = "ece" if of_labels is None else "ece, mean of labels"
-    yield [title, f"{number(error)}; of a calibrated model up to {calibrated}"]
+    title = "ece, mean of labels" if "mean_ece_of_labels" in numbers else "ece"
+    yield [title, f"{number(error_of(numbers))}; of a calibrated model up to {calibrated}"]
     for coverage, sets in numbers.get("prediction_sets", {}).items():
         measured = with_interval(sets["coverage"], (sets["low"], sets["high"]))
         size = f"{sets['mean_size']:.2f} classes"

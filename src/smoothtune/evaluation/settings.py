@@ -108,11 +108,7 @@ def _from_training(
     same_task = settings.task in (None, run.get("task"))
     names = FROM_TRAINING + ABOUT_TASK * same_task + more
     filled = {name: run.get(name) for name in names if getattr(settings, name) is None}
-    if (
-        "task" in filled
-        and filled["task"] is None
-        and (settings.text_columns or settings.task_type)
-    ):
+    if filled.get("task", "") is None and (settings.text_columns or settings.task_type):
         filled["task"] = "custom"
     return filled
 

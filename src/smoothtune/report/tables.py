@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Column
 from rich.table import Table as RichTable
+from scipy import stats
 
 from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
@@ -34,6 +37,8 @@ POINTS = 100
 """A difference of 0.01 of score is one point."""
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Begins a box no wider than the text."""
+EQUAL = 1e-9
+"""Relative difference of numbers up to which they are the same but for rounding."""
 EDGE, PADDING = 1, 3
 """Characters of a table's edge, and those of a column beside its text: two spaces, and an edge."""
 
@@ -127,14 +132,36 @@ class Effect:
 
 @dataclass(frozen=True)
 class Summary:
-    """Scores of some seeds."""
+    """Numbers of some seeds, or of some rows."""
 
     n: int
     mean: float
     sd: float | None
-    """N - 1 in the denominator; None for one seed."""
+    """N - 1 in the denominator; None for one number."""
     median: float
     max: float
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> Summary:
+        """Of values (N,), one at least; those that are the same but for rounding have no deviation.
+
+        >>> Summary.of([1.0, 3.0])
+        Summary(n=2, mean=2.0, sd=1.4142135623730951, median=2.0, max=3.0)
+        """
+        x = np.asarray(values, np.float64)
+        sd = None
+        if len(x) > 1:
+            same = np.ptp(x) <= EQUAL * np.abs(x).max()
+            sd = 0.0 if same else float(x.std(ddof=1))
+        return cls(len(x), float(x.mean()), sd, float(np.median(x)), float(x.max()))
+
+    @property
+    def effect(self) -> Effect:
+        """The mean with its 95 % interval by Student's t; one number has none."""
+        if self.sd is None:
+            return Effect(self.mean, None)
+        half = float(stats.t.ppf(0.975, self.n - 1)) * self.sd / self.n**0.5
+        return Effect(self.mean, (self.mean - half, self.mean + half))
 
 
 def effect_text(effect: Effect | None, factor: float, spec: str) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 
 from smoothtune.evaluation.intervals import wilson
 from smoothtune.report.curves import Curve, CurvePoint, csv_text
+from smoothtune.report.tables import Summary
 from smoothtune.reproduce.runs import Runs
 from smoothtune.reproduce.samples import Sample, samples_of
 from smoothtune.reproduce.verdict import interval
 from smoothtune.study.layout import Dimension, FigureLayout
-from smoothtune.study.report.statistics import summary
 
 BINS = 15
 """Of a reliability diagram."""
@@ -165,7 +165,7 @@ def _ranged(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
 
 def _estimated(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
     """Mean over runs with its 95 % interval."""
-    mean = summary([point.y for point in found])
+    mean = Summary.of([point.y for point in found])
     return CurvePoint(x, mean.mean, *(interval(mean) or (None, None)))
 
 

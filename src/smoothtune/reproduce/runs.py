@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothtune.config.evaluation import OOD, further_title
+from smoothtune.evaluation.calibration import error_of
 from smoothtune.results import Measured, RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, paper_models
@@ -154,8 +155,8 @@ def _elsewhere(run: Run, data: str, share: float | None) -> dict[str, float]:
 
 
 def _ece(run: Run) -> float | None:
-    error: float | None = run.numbers("calibration").get("all_rows", {}).get("ece")
-    return run.measured.ece if error is None else error
+    numbers = run.numbers("calibration")
+    return error_of(numbers) if numbers else run.measured.ece
 
 
 def _on_curve(run: Run, about: About) -> float | None:

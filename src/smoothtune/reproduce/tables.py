@@ -14,7 +14,7 @@ from smoothtune.report.tables import Effect, Summary, effect_text
 from smoothtune.reproduce.runs import Runs, Values
 from smoothtune.reproduce.verdict import Verdict, difference, interval, verdict
 from smoothtune.study.layout import Line, Statistic, TableLayout
-from smoothtune.study.report.statistics import p_value, summary
+from smoothtune.study.report.statistics import p_value
 
 Printed = dict[str, float | None]
 COLUMNS = (
@@ -158,7 +158,7 @@ def _cell(
     layout: TableLayout, row: Line, column: Line, values: Values, base: Values, cut: bool
 ) -> TableCell:
     printed = _printed(layout, row.name, column)
-    found = summary(list(values.values())) if values else None
+    found = Summary.of(list(values.values())) if values else None
     mean, sd = printed.get("mean"), printed.get("sd")
     gap = (
         None if found is None or mean is None else difference(found, mean, sd, layout.printed_seeds)
@@ -188,14 +188,12 @@ def _with_gain(
     cut: bool,
 ) -> TableCell:
     """The cell with what it gains over the baseline, paired by seed."""
-    ours, plain = ({seed: v for (_, seed), v in each.items()} for each in (values, base))
-    gains = [ours[seed] - plain[seed] for seed in ours if seed in plain]
-    theirs = _printed(layout, layout.baseline or "", column)
+    gains, theirs = _gains(values, base), _printed(layout, layout.baseline or "", column)
     before, after = theirs.get("mean"), cell.printed.get("mean")
     printed = after - before if None not in (after, before) else None  # type: ignore[operator]
     if not gains:
         return cell
-    gained, gap = summary(gains), None
+    gained, gap = Summary.of(gains), None
     if printed is not None:
         gap = difference(gained, printed, *_sd_of_gain(layout, cell, theirs))
     return replace(
@@ -204,6 +202,12 @@ def _with_gain(
         gain=Effect(gained.mean, interval(gained)),
         gain_verdict=verdict(gained, printed is not None, gap, cut_short=cut),
     )
+
+
+def _gains(values: Values, base: Values) -> list[float]:
+    """The numbers minus the baseline's, of the seeds that both have."""
+    ours, plain = ({seed: v for (_, seed), v in each.items()} for each in (values, base))
+    return [ours[seed] - plain[seed] for seed in ours if seed in plain]
 
 
 def _sd_of_gain(
@@ -229,16 +233,11 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs) -> TableC
     of_score = layout.about.merged(row).merged(column).model_copy(update={"value": None})
     base = next(line for line in layout.rows if line.name == layout.baseline)
     of_base = layout.about.merged(base).merged(column).model_copy(update={"value": None})
-    ours, plain = (
-        {seed: v for (_, seed), v in runs.values(about).items()} for about in (of_score, of_base)
-    )
-    seeds = [seed for seed in ours if seed in plain]
+    gaps = _gains(runs.values(of_score), runs.values(of_base))
     printed = _printed(layout, row.name, column)
-    p = None
-    if row.name != base.name:
-        p = p_value([ours[seed] - plain[seed] for seed in seeds])
-    found = None if p is None else Summary(len(seeds), p, None, p, p)
-    kind: Verdict = "not run" if not seeds else "no interval" if printed else "not printed"
+    p = p_value(gaps) if row.name != base.name else None
+    found = None if p is None else Summary(len(gaps), p, None, p, p)
+    kind: Verdict = "not run" if not gaps else "no interval" if printed else "not printed"
     return TableCell(row.name, column.name, printed, found, None, None, kind)
 
 

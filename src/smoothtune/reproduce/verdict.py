@@ -21,10 +21,7 @@ LEVEL = 0.95
 
 def interval(found: Summary) -> tuple[float, float] | None:
     """95 % interval of the mean by Student's t; None without a variance to judge by."""
-    if not found.sd:
-        return None
-    half = float(stats.t.ppf((1 + LEVEL) / 2, found.n - 1)) * found.sd / found.n**0.5
-    return found.mean - half, found.mean + half
+    return found.effect.interval if found.sd else None
 
 
 def difference(

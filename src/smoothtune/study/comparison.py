@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smoothtune.report.tables import Effect
+from smoothtune.report.tables import Effect, Summary
 from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.report.statistics import (
     ENOUGH_SEEDS,
     LEVEL,
     holm,
-    mean_difference,
     p_value,
     smallest_difference,
 )
@@ -166,7 +165,7 @@ def compare(family: Sequence[Pairs]) -> list[Comparison]:
 
 
 def _compared(pairs: Pairs) -> Comparison:
-    gaps = pairs.gaps
+    gaps = Summary.of(pairs.gaps)
     return Comparison(
         conditions=[condition.title for condition in pairs.conditions],
         method=pairs.method,
@@ -174,9 +173,9 @@ def _compared(pairs: Pairs) -> Comparison:
         seeds=pairs.seeds,
         plain=float(pairs.plain.mean()),
         with_method=float(pairs.values.mean()),
-        difference=mean_difference(gaps),
+        difference=gaps.effect,
         relative=pairs.relative,
-        sd=float(gaps.std(ddof=1)) if len(gaps) > 1 else None,
+        sd=gaps.sd,
         equal=bool((pairs.values == pairs.plain).all()),
-        p=p_value(gaps),
+        p=p_value(pairs.gaps),
     )

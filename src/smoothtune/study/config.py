@@ -123,10 +123,10 @@ def _config(draft: Draft) -> StudyConfig:
             draft.report((key,), "write seeds: [0, 1, 2]")
         elif key not in known:
             draft.report((key,), unknown("field", key, known))
-    config = draft.validated(StudyConfig, values)
-    if len(set(config.seeds)) < len(config.seeds):
-        draft.report(("seeds",), "holds a seed twice")
-    return config
+    try:
+        return draft.validated(StudyConfig, values)
+    except ConfigError:  # the draft has the problems; what else is wrong is found with the defaults
+        return StudyConfig()
 
 
 def _entries(

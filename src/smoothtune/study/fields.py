@@ -66,6 +66,13 @@ class StudyConfig(Fields):
     """By a model of the layout, the study's model that stands in for it; the study's other models
     stand in for the rest in their order."""
 
+    @field_validator("seeds")
+    @classmethod
+    def _once_each(cls, value: list[int]) -> list[int]:
+        if len(set(value)) < len(value):
+            raise ValueError("holds a seed twice")
+        return value
+
     @field_validator("ood", mode="before")
     @classmethod
     def _sources(cls, value: Any) -> Any:

@@ -14,9 +14,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
-from scipy.special import expit
 from tqdm import tqdm
 
 from smoothtune.config.evaluation import OOD, Settings, further_title
@@ -29,7 +27,7 @@ from smoothtune.errors import (
     Stopped,
     is_out_of_memory,
 )
-from smoothtune.evaluation.calibration import label_errors, reliability
+from smoothtune.evaluation.calibration import judged_error
 from smoothtune.evaluation.parts import PARTS, evaluate_part, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
@@ -182,18 +180,12 @@ def _fit(cell: Cell, work: Path, checkpoints: Path | None, console: Console) -> 
 
 def measure(trained: Trained, cell: Cell) -> Measured:
     """Calibration, and what the study asks for."""
-    task, extras = trained.prepared.task, cell.extras
-    ece: float | None = None
-    if task.head.problem_type == "single_label_classification":
-        labels = np.asarray(trained.prepared.validation["labels"][:])
-        ece = reliability(trained.predictions, labels).expected_error
-    elif task.head.problem_type == "multi_label_classification":
-        logits = np.asarray(trained.predictions, np.float64)
-        gold = np.asarray(trained.prepared.validation["labels"][:])
-        ece = float(np.mean(label_errors(expit(logits), gold)))
+    prepared, extras = trained.prepared, cell.extras
+    ece = judged_error(prepared.task, trained.predictions, prepared.validation)
+    measured = Measured(ece=ece)
     if extras == Extras():
-        return Measured(ece=ece)
-    subject, measured = _subject(trained, cell), Measured(ece=ece)
+        return measured
+    subject = _subject(trained, cell)
     if extras.noise_curve:
         rows = subject.rows(NOISE_ROWS)
         curve = noise_curve(  # every seed draws again

@@ -148,8 +148,8 @@ def _row(trial: Trial) -> list[Any]:
 def _sections(
     tune: Tune, found: Found, versions: Mapping[str, str], plots: Sequence[Plot]
 ) -> Iterator[Section]:
-    settings = tune.settings
-    yield Section("In short", [Findings(list(findings(tune, found))), BEST_FILE])
+    settings, (first, *others) = tune.settings, findings(tune, found)
+    yield Section("In short", [first, Findings(others), BEST_FILE])
     trained = found.rows - found.rows // settings.num_parts
     fresh = FRESH_RUNS.format(trained=trained, rows=found.rows)
     yield Section("Fresh runs", [fresh, _runs_table(found)])

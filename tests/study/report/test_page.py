@@ -211,6 +211,13 @@ def test_a_narrow_terminal_keeps_what_decides(width: int) -> None:
     assert "all numbers are in out/report.md" in " ".join(shown.split())
 
 
+def test_without_a_pair_nothing_is_said_of_differences() -> None:
+    of_plain = [row for row in rows({"a": 0.1}) if row["method"] == "plain"]
+    said = " ".join(sentence.text for sentence in findings(content(of_plain)))
+    assert "a method beside plain has no finished run" in said
+    assert "task by task" not in said
+
+
 def test_runs_that_learned_nothing_are_counted_by_method() -> None:
     found = rows({"good": 0.05, "bad": 0.0})
     for row in found:
@@ -394,6 +401,11 @@ def test_of_several_tasks_those_are_drawn_that_show_a_difference(tmp_path: Path)
         Records(tmp_path),
         Console(quiet=True),
     )
+    assert plots.first.caption.endswith(" All tasks have the same axis.")
+    one = study_plots(
+        content(rows({"good": 0.05}, tasks=["one"])), Records(tmp_path), Console(quiet=True)
+    )
+    assert "same axis" not in one.first.caption
     ending = "one-m-100_examples"
     names = {plot.name for plot in plots.all}
     assert names == {"difference-all_tasks", f"difference-{ending}", f"distribution-{ending}"}

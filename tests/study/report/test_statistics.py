@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from smoothtune.report.tables import Summary
 from smoothtune.study.report import statistics
-from smoothtune.study.report.statistics import holm, mean_difference, p_value
+from smoothtune.study.report.statistics import holm, p_value
 
 TABLES = [np.random.default_rng(seed).normal(0.8, 0.02, (2, n)) for seed, n in enumerate([3, 5, 9])]
 
@@ -41,16 +42,16 @@ def test_holm_leaves_undefined_ones_out() -> None:
 
 
 def test_summary() -> None:
-    found = statistics.summary([1.0, 2.0, 6.0])
+    found = Summary.of([1.0, 2.0, 6.0])
     assert found.sd == pytest.approx(np.sqrt(7.0))
-    assert replace(found, sd=None) == statistics.Summary(3, 3.0, None, 2.0, 6.0)
-    assert statistics.summary([0.5]).sd is None
+    assert replace(found, sd=None) == Summary(3, 3.0, None, 2.0, 6.0)
+    assert Summary.of([0.5]).sd is None
 
 
 @pytest.mark.parametrize("count", [2, 6, 12])
 def test_the_interval_holds_what_its_test_does_not_reject(count: int) -> None:
     gaps = np.random.default_rng(count).normal(0.3, 0.7, size=count)
-    found = mean_difference(gaps)
+    found = Summary.of(gaps).effect
     assert found.value == pytest.approx(gaps.mean())
     for bound, outwards in zip(found.interval, (-1, 1), strict=True):
         assert p_value(gaps - bound + 1e-6 * outwards) >= 0.05
@@ -59,12 +60,12 @@ def test_the_interval_holds_what_its_test_does_not_reject(count: int) -> None:
 
 def test_interval_and_verdict_agree() -> None:
     for gaps in np.random.default_rng(5).normal(0.3, 0.7, size=(100, 9)):
-        assert mean_difference(gaps).excludes_zero == (p_value(gaps) < 0.05)
+        assert Summary.of(gaps).effect.excludes_zero == (p_value(gaps) < 0.05)
 
 
 def test_intervals_of_few_seeds() -> None:
-    assert mean_difference([0.1]).interval is None
-    low, high = mean_difference([0.0, 2.0]).interval
+    assert Summary.of([0.1]).effect.interval is None
+    low, high = Summary.of([0.0, 2.0]).effect.interval
     assert (low, high) == pytest.approx((1 - 12.706205, 1 + 12.706205))
 
 

@@ -46,6 +46,11 @@ def test_where_none_is_the_nearest_is_named() -> None:
     assert told.endswith("without one: no method; the lowest is b, 0.600.")
 
 
+def test_a_temperature_that_raises_the_nll_is_nothing_to_be_below() -> None:
+    told = sentence({"plain": [(0.694, 0.696)], "a": [(0.695, 0.69)]})
+    assert told == "A temperature does not lower plain's NLL: 0.694 without one, 0.696 with it."
+
+
 def test_means_are_over_the_tasks_of_plain() -> None:
     told = sentence({"plain": [(0.8, 0.5), (0.8, 0.5)], "a": [(0.1, 0.1)], "b": [(0.7, 0.5)] * 2})
     assert told is not None

@@ -380,11 +380,11 @@ def test_a_foreign_model_is_evaluated_on_a_named_task(tuned, data, tmp_path) -> 
     [
         (
             ["--task-type", "qa"],
-            "task_type: Input should be 'text-classification'",
+            "--task-type: must be 'text-classification'",
         ),
         (["--set", "stride=4"], "did you mean 'doc_stride'"),
-        (["--set", "doc_stride=0"], "should be greater than or equal to 1, not 0"),
-        (["--set", "version_2_with_negative=1"], "should be a valid boolean, not 1"),
+        (["--set", "doc_stride=0"], "must be greater than or equal to 1, not 0"),
+        (["--set", "version_2_with_negative=1"], "must be a valid boolean, not 1"),
     ],
 )
 def test_wrong_options_are_named(options, message, tuned, tmp_path) -> None:

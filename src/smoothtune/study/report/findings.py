@@ -77,6 +77,8 @@ def _scores(content: StudyContent) -> Iterator[Sentence]:
     """Who beats plain and who loses to it, task by task; a null result with what it could see."""
     several = len(by_condition(content.methods)) > 1
     compared = [(m, item) for m in content.methods if (item := m.score_against_plain)]
+    if not compared:
+        return
     named = [
         (f"{m.method}{f' on {m.condition.title}' * several} ({_points(item)})", item)
         for m, item in compared
@@ -166,6 +168,10 @@ def _temperature(content: StudyContent) -> Iterator[Sentence]:
     before, after = (_means(content, f"nll_{when}") for when in ("uncalibrated", "calibrated"))
     others = {name: mean for name, mean in before.items() if name != PLAIN}
     if PLAIN not in after or not others:
+        return
+    if after[PLAIN] >= before[PLAIN]:
+        numbers = f"{before[PLAIN]:.3f} without one, {after[PLAIN]:.3f} with it"
+        yield Sentence("note", f"A temperature does not lower plain's NLL: {numbers}.")
         return
     best = min(others, key=others.__getitem__)
     below = [f"{name} ({mean:.3f})" for name, mean in others.items() if mean < after[PLAIN]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from smoothtune.report.tables import Effect
+from smoothtune.report.tables import Effect, Summary
 from smoothtune.study.comparison import (
     Comparison,
     Pairs,
@@ -19,9 +19,7 @@ from smoothtune.study.comparison import (
 from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report.statistics import (
-    Summary,
     TrainingTime,
-    summary,
     time_ratio,
     variance_ratio,
     variance_test,
@@ -203,7 +201,7 @@ def _method_result(
         asked=len(own),
         missing=status["missing"],
         failed={name: n for name, n in status.items() if name not in ("done", "missing")},
-        measures={name: summary(list(by_seed.values())) for name, by_seed in samples.items()},
+        measures={name: Summary.of(list(by_seed.values())) for name, by_seed in samples.items()},
         against_plain=against,
         variance_ratio=variance_ratio(*both) if both else None,
         p_variance=variance_test(*both) if both else None,

@@ -42,6 +42,7 @@ class _Look:
     """By method, plain first."""
     differences: tuple[float, float]
     """Limits of all differences, in points."""
+    conditions: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def study_plots(content: StudyContent, records: Records, console: Console) -> Pl
     over_tasks = content.over_tasks.get("score", [])
     names = sorted(method_names(content.runs), key=lambda name: name != PLAIN)
     shown = [*over_tasks, *(item for items in compared.values() for item in items)]
-    look = _Look(styles(names), _limits(shown))
+    look = _Look(styles(names), _limits(shown), len(compared))
     plots: dict[ConditionKey | None, list[Plot]] = {}
     first = None
     drawn_ones = {
@@ -175,8 +176,8 @@ def _differences(compared: Sequence[Comparison], metric: str, where: str, look: 
         "difference",
         "Difference from plain",
         where,
-        "Mean over seeds with the 95 % interval by Student's t, of one comparison. All tasks have "
-        "the same axis.",
+        "Mean over seeds with the 95 % interval by Student's t, of one comparison."
+        + " All tasks have the same axis." * (look.conditions > 1),
         drawn(WIDTH, MARGIN + LINE * len(values), paint, FORMATS),
         csv_text(["method", "difference", "low", "high"], values),
     )

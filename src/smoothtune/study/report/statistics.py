@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from smoothtune.report.tables import Effect, Summary
+from smoothtune.report.tables import Effect
 
 RESAMPLES, SEED = 10_000, 0
 LEVEL = 0.05
@@ -31,22 +31,6 @@ POWER = 0.8
 MOST_SEEDS = 30
 """More than these are not worth running for a difference that may not be there."""
 TEST = "paired t-test"
-EQUAL = 1e-9
-"""Relative difference of scores up to which they are the same but for rounding."""
-
-
-def summary(scores: ArrayLike) -> Summary:
-    """Of scores (N,), one at least; those that are the same but for rounding have no deviation.
-
-    >>> summary([1.0, 3.0])
-    Summary(n=2, mean=2.0, sd=1.4142135623730951, median=2.0, max=3.0)
-    """
-    x = np.asarray(scores, np.float64)
-    sd = None
-    if len(x) > 1:
-        same = np.ptp(x) <= EQUAL * np.abs(x).max()
-        sd = 0.0 if same else float(x.std(ddof=1))
-    return Summary(len(x), float(x.mean()), sd, float(np.median(x)), float(x.max()))
 
 
 class TrainingTime(NamedTuple):
@@ -78,16 +62,6 @@ def p_value(gaps: ArrayLike) -> float | None:
         warnings.simplefilter("ignore", RuntimeWarning)
         value = float(stats.ttest_1samp(x, 0).pvalue)
     return value if np.isfinite(value) else None
-
-
-def mean_difference(gaps: ArrayLike) -> Effect:
-    """Mean of paired differences (N,) with its 95 % interval; one seed has none."""
-    x = np.asarray(gaps, np.float64)
-    mean, interval = float(x.mean()), None
-    if len(x) > 1:
-        half = stats.t.ppf(1 - LEVEL / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
-        interval = float(mean - half), float(mean + half)
-    return Effect(mean, interval)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
