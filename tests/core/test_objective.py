@@ -378,7 +378,8 @@ def test_a_state_is_loaded_to_where_the_model_is(method):
     objective.load_state_dict(state)
     norm = torch.zeros((), device="meta")
     zeros = {name: norm for name in objective.strengths.bounded}
-    objective.strengths.finish(Solution(zeros, zeros, norm > 0, norm, norm, {}))
+    losses = dict.fromkeys(zeros, torch.zeros(2, device="meta"))
+    objective.strengths.finish(Solution(zeros, zeros, norm > 0, norm, norm, {}, losses))
     for each in objective.regularizers.values():
         each.before_step(model)
         each.after_step(model)
