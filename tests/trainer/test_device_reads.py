@@ -22,7 +22,7 @@ ON_THE_HOST = {
     "__torch_dispatch__",
     "same",
     "first_error",  # copied to the host in the update before
-    "times",  # whether a scale is 1, only on the CPU
+    "multiplied",  # whether a scale is 1, only on the CPU
     "top_fraction",  # how many values are above 0, only on the CPU
     "_kth_largest",  # by numpy, only on the CPU
     "_finite_on_cpu",
