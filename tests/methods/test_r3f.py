@@ -124,3 +124,17 @@ def test_r4f_needs_a_head():
     model = tiny_model("bert").bert
     with pytest.raises(ValueError, match="use r3f"):
         Objective(R4F(weight=1.0)).attach(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_the_head_that_adapters_stand_in_for_stays_as_it_was():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(tiny_model("bert"), peft.LoraConfig(task_type="SEQ_CLS", r=2))
+    (copies,) = (each for each in model.modules() if hasattr(each, "original_module"))
+    before = copies.original_module.weight.detach().clone()
+    objective = Objective(R4F(weight=1.0)).attach(model.train())
+    objective(model, tiny_batch())
+    objective.detach()
+    assert torch.equal(copies.original_module.weight, before)
+    trained = copies.modules_to_save["default"].weight
+    assert torch.linalg.matrix_norm(trained, 2).item() == pytest.approx(1)

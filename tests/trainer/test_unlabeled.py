@@ -379,6 +379,12 @@ def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
         dual(tmp_path, method)
 
 
+def test_terms_of_some_updates_leave_unlabeled_batches_of_the_others_without_one(tmp_path):
+    """Which would be an error in the second update."""
+    with pytest.raises(ValueError, match="with every above 1 of lnsr: .* set every=1, and rows"):
+        dual(tmp_path, LNSR(every=2))
+
+
 @pytest.mark.parametrize(
     ("alternate", "max_steps", "warns"),
     [

@@ -225,9 +225,11 @@ def pooled_positions(model: nn.Module, mask: Tensor) -> Tensor:
 
 
 def head_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules outside the pre-trained part."""
-    inside = set(base_model(model).modules()) | {model}
-    return [module for module in model.modules() if module not in inside]
+    """Modules outside the pre-trained part, without those that PEFT's copies stand in for."""
+    replaced = [getattr(module, "original_module", None) for module in model.modules()]
+    others = [part for part in (base_model(model), *replaced) if isinstance(part, nn.Module)]
+    apart = {model}.union(*(part.modules() for part in others))
+    return [module for module in model.modules() if module not in apart]
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:

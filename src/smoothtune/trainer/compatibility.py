@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.optimizer_hooks import needs_updates
 from smoothtune.core.plain_loss import plain_problems
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Penalty, Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
     problems,
@@ -241,7 +241,13 @@ def unlabeled_problems(
             "update are unlabeled, so set an even number, 2 for one of each kind, or "
             'alternate="step" for updates of one kind'
         )
-    if not any(r.acts_without_labels for r in regularizers.values()):
+    acting = {name: r for name, r in regularizers.items() if r.acts_without_labels}
+    if acting and all(isinstance(r, Penalty) and r.every > 1 for r in acting.values()):
+        wrong.append(
+            f"unlabeled_dataset with every above 1 of {', '.join(acting)}: unlabeled batches of "
+            "the updates between have no term: set every=1, and rows below 1 for less time"
+        )
+    if not acting:
         names = ", ".join(regularizers) or "plain fine-tuning"
         wrong.append(
             f"unlabeled_dataset with {names}: no method has a term on unlabeled batches: leave it "
