@@ -11,7 +11,7 @@ from tables import escaped, table
 
 from smoothtune.methods import METHODS
 from smoothtune.report.page import number
-from smoothtune.report.tables import Effect
+from smoothtune.report.tables import Effect, Summary
 from smoothtune.study.comparison import Comparison, over_conditions, paired
 from smoothtune.study.fields import ConditionKey
 from smoothtune.study.report.methods import (
@@ -23,7 +23,7 @@ from smoothtune.study.report.methods import (
     compare_quantities,
     values_of,
 )
-from smoothtune.study.report.statistics import TEST, mean_difference
+from smoothtune.study.report.statistics import TEST
 from smoothtune.study.report.tables import verdict
 
 ROOT = Path(__file__).parent.parent
@@ -208,7 +208,7 @@ def _effects(study: str) -> list[tuple[Comparison, Effect]]:
         group = [conditions[title] for title in row.conditions]
         scores = over_conditions(pairs, group, "score", row.method)
         assert scores is not None
-        found.append((row, mean_difference(scores.on(row.seeds).gaps)))
+        found.append((row, Summary.of(scores.on(row.seeds).gaps).effect))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Location = tuple[str | int, ...]
@@ -156,9 +156,26 @@ def dotted(location: Location) -> str:
 
 
 def changed_fields(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Fields of `current` whose recorded value differs, as ``seed 1, here 2``; empty if none."""
-    return "; ".join(
-        f"{name} {recorded.get(name)!r}, here {value!r}"
-        for name, value in current.items()
-        if recorded.get(name) != value
-    )
+    """Fields of `current` whose recorded value differs, as ``seed 1, here 2``; empty if none.
+
+    >>> changed_fields({"methods": {"lnsr": {"share": 0.3}}}, {"methods": {"lnsr": {"share": 0.5}}})
+    'methods.lnsr.share 0.3, here 0.5'
+    >>> changed_fields({"methods": {"lnsr": {"share": 0.3}}}, {"methods": {"plain": {}}})
+    'methods lnsr, here plain'
+    """
+    return "; ".join(_changes(recorded, current))
+
+
+def _changes(
+    recorded: Mapping[str, Any], current: Mapping[str, Any], within: str = ""
+) -> Iterator[str]:
+    for name, value in current.items():
+        before: Any = recorded.get(name)
+        field = f"{within}{name}"
+        inside = isinstance(before, Mapping) and isinstance(value, Mapping)
+        if inside and before.keys() == value.keys():
+            yield from _changes(before, value, f"{field}.")
+        elif inside:
+            yield f"{field} {', '.join(before) or 'none'}, here {', '.join(value) or 'none'}"
+        elif before != value:
+            yield f"{field} {before!r}, here {value!r}"

@@ -166,6 +166,12 @@ def test_without_skill_nothing_else_is_judged(accuracy: dict, wanted: str) -> No
     assert "confidence" not in text
 
 
+@pytest.mark.parametrize(("value", "how"), [(0.55, "not clearly above"), (0.5, "not above")])
+def test_a_score_at_a_constant_answer_is_not_above_it(value: float, how: str) -> None:
+    said = [each.text for each in sentences(run({"value": value, "low": 0.4, "high": 0.6}))]
+    assert any(f"{how} the 0.500 of the best constant answer" in text for text in said)
+
+
 def test_a_sample_at_chance_does_not_say_what_a_model_bears() -> None:
     found = run(loss=0.3)
     found.content["parts"]["metrics"]["numbers"]["trivial_baseline"] = 0.83

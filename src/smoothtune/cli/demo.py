@@ -20,6 +20,7 @@ from smoothtune.files import write_atomic
 from smoothtune.study.pool import start_server
 
 if TYPE_CHECKING:
+    from smoothtune.run.signals import Signals
     from smoothtune.study.report.methods import Run
 
 METHOD, TITLE = "vat", "VAT"
@@ -69,7 +70,9 @@ def demo(
     for row in splits["validation"][:3]:
         say(console, f"  {row['label']}: {row['sentence']}")
     say(console, f"Training {model} with {len(seeds)} seeds, plain and with {TITLE} ...")
-    with TemporaryDirectory(prefix="smoothtune-demo-") as name:
+    from smoothtune.run.signals import Signals  # imports torch
+
+    with Signals() as signals, TemporaryDirectory(prefix="smoothtune-demo-") as name:
         folder = Path(name)
         for split, rows in splits.items():
             (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -81,7 +84,7 @@ def demo(
             **{"eval_strategy": "no", "max_train_eval_samples": 1},  # the demo shows neither
         }
         write_atomic(folder / "demo.yaml", json.dumps(study))
-        runs = _train(folder, console)
+        runs = _train(folder, signals, console)
     for run in runs:
         if run.status != "done":
             fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
@@ -89,9 +92,8 @@ def demo(
     return runs
 
 
-def _train(folder: Path, console: Console) -> list[Run]:
+def _train(folder: Path, signals: Signals, console: Console) -> list[Run]:
     """The runs of the study in a folder, those of plain fine-tuning first of each seed."""
-    from smoothtune.run.signals import Signals
     from smoothtune.study.config import load_study
     from smoothtune.study.plan import Plan
     from smoothtune.study.pool import Pool, default_jobs
@@ -100,7 +102,7 @@ def _train(folder: Path, console: Console) -> list[Run]:
     from smoothtune.study.run import Progress, execute
 
     records = Records(folder)
-    with Signals() as signals, Progress(console, "runs", records) as progress:
+    with Progress(console, "runs", records) as progress:
         plan = Plan(load_study(folder / "demo.yaml"), folder)
         cells = plan.final({})
         progress.start("demo", len(cells))

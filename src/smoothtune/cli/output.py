@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -91,7 +92,7 @@ def show_method(method: Any) -> None:
     """Print a method with its equation, fields and departures from the paper."""
     typer.echo(f"{method.name}: {method.title}\n{method.summary}")
     for title in ("reference", "equation", "departures"):
-        typer.echo(f"\n{title.capitalize()}:\n{_indented(getattr(method, title))}")
+        typer.echo(f"\n{title.capitalize()}:\n{indent(getattr(method, title), '  ')}")
     typer.echo(f"\nIs to lower: {', '.join(method.lowers) or 'nothing that is measured'}")
     typer.echo("\nFields:")
     for field in method.fields:
@@ -99,10 +100,6 @@ def show_method(method: Any) -> None:
         if field.description:
             typer.echo(f"      {field.description}")
     typer.echo(f"\nUsage: smoothtune train --method {method.name}:FIELD=VALUE ...")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
 
 
 def show_rows(titles: list[str], rows: list[list[str]]) -> None:

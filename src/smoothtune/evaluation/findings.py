@@ -120,7 +120,8 @@ def _score(run: Run) -> Iterator[Finding]:
         return
     text += f" (95 % interval {metric['low']:.3f} to {metric['high']:.3f}, {numbers['rows']} rows)"
     above = beats_chance(run)
-    text += f", {'' if above else 'not clearly '}above the {baseline:.3f} of the best constant"
+    how = "" if above else "not clearly " if metric["value"] > baseline else "not "
+    text += f", {how}above the {baseline:.3f} of the best constant"
     yield Finding("good" if above else "fragile", f"{text} answer.")
 
 

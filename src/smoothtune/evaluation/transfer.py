@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import ClassLabel, Dataset
 from sklearn.model_selection import train_test_split
@@ -285,7 +286,7 @@ def other_rows(
     task, examples, where = labeled_rows(other, task)
     texts = [examples[name][:] for name in task.rows.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
-    first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
+    first = pd.Series(keys).drop_duplicates().index.tolist()
     repeated = len(keys) - len(first)
     selected = examples.select(first[: other.max_rows], keep_in_memory=True)
     try:

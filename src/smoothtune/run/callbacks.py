@@ -98,15 +98,10 @@ class EarlyStopping(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Look at the last score."""
-        self._look(state, control)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A run resumed at the step at which it was stopped is at its end."""
-        self._look(state, control)
-
-    def _look(self, state: Any, control: Any) -> None:
         if self.stopped(state.log_history):
             control.should_training_stop = True
+
+    on_train_begin = on_evaluate  # a run resumed at the step at which it was stopped is at its end
 
     def stopped(self, log: list[dict[str, float]]) -> bool:
         """Whether the last evaluations of a log were no better than the best before them."""
@@ -153,10 +148,7 @@ class StillOwned(TrainerCallback):
         if is_main():
             check_owned(self.folder)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An evaluation takes time, and a checkpoint may follow."""
-        if is_main():
-            check_owned(self.folder)
+    on_evaluate = on_step_end  # it takes time
 
 
 class EvaluationEnded(BaseException):

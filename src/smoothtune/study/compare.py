@@ -29,9 +29,7 @@ def comparison_study(run: RunConfig, others: Sequence[str], seeds: int) -> dict[
     Raises:
         ConfigError: there is nothing to compare.
     """
-    defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
-    fields = run.in_force(include=set(RUN_FIELDS))
-    changed = {name: value for name, value in fields.items() if value != defaults[name]}
+    changed = run.in_force(include=set(RUN_FIELDS), exclude_defaults=True)
     draft = Draft()
     entries: list[Any] = [draft.parse_method(spec, f"--compare {spec}") for spec in others]
     draft.stop_at_problems()

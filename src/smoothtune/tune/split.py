@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
 from datasets import Sequence as ListOf
+from sklearn.preprocessing import MultiLabelBinarizer
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
@@ -82,9 +83,7 @@ def _label_sets(labels: np.ndarray | list[list[int]], num_labels: int) -> np.nda
     """(N, L) which labels each row has, from such an array or from lists of classes."""
     if isinstance(labels, np.ndarray):
         return labels > 0
-    sets = np.zeros((len(labels), num_labels), bool)
-    for row, ids in enumerate(labels):
-        sets[row, ids] = True
+    sets: np.ndarray = MultiLabelBinarizer(classes=range(num_labels)).fit_transform(labels) > 0
     return sets
 
 
