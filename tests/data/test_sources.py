@@ -170,6 +170,19 @@ def test_a_damaged_cache_is_named(tmp_path: Path, monkeypatch, kept: float) -> N
         load()
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "good"}\n\n{"text": "oops "x}\n', "line 3, character 17: Expecting"),
+        ('[{"text": "good"},\n {"text": }]', "line 2, character 11: Expecting value"),
+    ],
+)
+def test_json_that_is_broken_is_named_by_its_line(tmp_path: Path, content, message) -> None:
+    (tmp_path / "train.jsonl").write_text(content)
+    with pytest.raises(DataError, match=f"train.jsonl: cannot be read as JSON: {message}"):
+        load_splits(tmp_path)
+
+
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     texts = [b"good", b"fine", b"\xff\xfe", b"bad"]
     table = pa.table({"label": [0, 1, 0, 1], "text": stored("text", texts)})

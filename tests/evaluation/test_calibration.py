@@ -14,10 +14,10 @@ from smoothtune.evaluation.calibration import (
     ANSWERS,
     LABELS,
     calibration_report,
-    chance_errors,
     error_of,
     judged_error,
 )
+from smoothtune.evaluation.reliability import chance_errors
 
 sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
 

@@ -26,7 +26,12 @@ from smoothtune.console import progress_bars
 from smoothtune.data.cache import not_cached
 from smoothtune.data.csv_format import check_encoding
 from smoothtune.data.csv_rows import read_csv, read_excel, refuse_repeated
-from smoothtune.data.json_rows import check_json, lines_of_rows, refuse_repeated_names
+from smoothtune.data.json_rows import (
+    check_json,
+    lines_of_rows,
+    refuse_broken_lines,
+    refuse_repeated_names,
+)
 from smoothtune.data.label_types import typed_by_cells
 from smoothtune.data.locations import numbered, remember
 from smoothtune.data.missing import RequiredColumns, complete_rows
@@ -163,13 +168,18 @@ def _load_json(files: list[Path], source: str) -> Dataset:
         links = [Path(folder) / f"{index}.json" for index in range(len(files))]
         for link, file in zip(links, files, strict=True):
             link.symlink_to(file.resolve())
-        loaded = load_dataset(
-            "json",
-            data_files={"train": list(map(str, links))},
-            split="train",
-            cache_dir=f"{folder}/cache",
-            keep_in_memory=True,
-        )
+        try:
+            loaded = load_dataset(
+                "json",
+                data_files={"train": list(map(str, links))},
+                split="train",
+                cache_dir=f"{folder}/cache",
+                keep_in_memory=True,
+            )
+        except Exception:
+            for file in files:
+                refuse_broken_lines(file)
+            raise
     if any(map(require_decoding, loaded.features.values())):  # by a reader that lets them pass
         for file in files:
             refuse_repeated_names(file)

@@ -92,11 +92,32 @@ def _refuse_in(text: bytes, where: str) -> None:
         refuse_repeated(names, where)
 
 
+def refuse_broken_lines(file: Path) -> None:
+    """Name the first line that is no JSON, which readers of many rows at once cannot.
+
+    Raises:
+        DataError: there is one.
+    """
+    content = file.read_bytes()
+    for number, text in enumerate([content] if _is_one_value(file) else content.split(b"\n")):
+        try:
+            json.loads(text if text.strip() else b"null")
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{file}: cannot be read as JSON: line {number + error.lineno}, character "
+                f"{error.colno}: {error.msg}; get the file again, or write the line anew"
+            ) from error
+
+
 def lines_of_rows(file: Path) -> np.ndarray:
     """(N,) the line, from 1, of every row; of one JSON value over several lines there are none."""
     with file.open("rb") as opened:
         lines = [number for number, text in enumerate(opened, 1) if text.strip()]
-        opened.seek(0)
+    return np.array([] if _is_one_value(file) else lines, np.int64)
+
+
+def _is_one_value(file: Path) -> bool:
+    """Whether a file holds one JSON value over several lines, not a row in each."""
+    with file.open("rb") as opened:
         first = opened.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")
-    is_one_value = first[:1] == b"[" or first.split(b"\n")[0].strip() == b"{"
-    return np.array([] if is_one_value else lines, np.int64)
+    return first[:1] == b"[" or first.split(b"\n")[0].strip() == b"{"

@@ -159,7 +159,8 @@ def load_rows(
     """
     path = Path(os.path.expanduser(file))
     if os.path.isdir(path) or not os.path.lexists(path):
-        raise DataError(f"{file}: no such file; name one file of {', '.join(READERS)}")
+        what = "a folder" if os.path.isdir(path) else "no such file"
+        raise DataError(f"{file}: {what}; name one file of {', '.join(READERS)}")
     rows = load_files([path], CsvFormat(sep, encoding))
     return rows if required is None else complete_rows(rows, required)
 

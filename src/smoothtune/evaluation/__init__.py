@@ -1,12 +1,7 @@
 """Evaluate a fine-tuned model: metrics, calibration, robustness, smoothness, drift."""
 
 from smoothtune.config.evaluation import Settings
-from smoothtune.evaluation.calibration import (
-    Reliability,
-    fit_temperature,
-    reliability,
-    split_for_temperature,
-)
+from smoothtune.evaluation.calibration import fit_temperature, split_for_temperature
 from smoothtune.evaluation.conformal import (
     conformal_scores,
     conformal_threshold,
@@ -23,6 +18,7 @@ from smoothtune.evaluation.corruption import (
 from smoothtune.evaluation.drift import linear_cka, representation_drift, weight_drift
 from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
 from smoothtune.evaluation.predictor import Predictor, load_predictor
+from smoothtune.evaluation.reliability import Reliability, reliability
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation, noise_spectrum

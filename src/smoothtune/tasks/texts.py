@@ -25,7 +25,8 @@ class TextReader(Reader):
         if len(texts) not in (1, 2):
             raise ValueError(f"a task reads one text column or two, not {len(texts)}: {texts}")
         if len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"text and label columns must be different columns: {self.columns}")
+            names = ", ".join(map(repr, self.columns))
+            raise ValueError(f"text and label columns must be different columns: {names}")
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: np.ndarray | None) -> Dataset:
         """Columns text, for pairs text_pair, labels if given, example_id."""
