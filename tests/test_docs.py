@@ -97,6 +97,7 @@ SLOW = {
     "docs/guides/sentence-transformers.md": "sentence_transformers",
     "docs/guides/onnx.md": "optimum.onnxruntime",
 }
+NEEDED = SLOW | {"docs/decoders.md": "bitsandbytes"}
 
 
 def code_page(page):
@@ -110,7 +111,7 @@ def code_page(page):
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
 @pytest.mark.parametrize("page", [code_page(page) for page in CODE_PAGES])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
-    if needed := SLOW.get(page_name(page)):
+    if needed := NEEDED.get(page_name(page)):
         pytest.importorskip(needed, reason=f"{needed} is not installed")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "documentation"}

@@ -17,9 +17,10 @@ PRINTS = {
     "plain_modules": ["LSTM", "TextCNN", "Transformer", "loss/lnsr"],
 }
 
+SENTENCES = "sentence_transformers"
 # fast tests train on questions, plain modules and unlabeled rows as well; `make check` runs all
 SLOW = ("question_answering", "plain_modules", "unlabeled")
-NEEDS = {"sft_trainer": "trl", "sentence_transformers_trainer": "sentence_transformers"}
+NEEDS = {"sft_trainer": ("trl", None), "sentence_transformers_trainer": (SENTENCES, "6.2")}
 
 
 def test_every_example_says_what_it_prints():
@@ -36,7 +37,7 @@ def test_every_example_says_what_it_prints():
 )
 def test_example_runs(example, tmp_path, monkeypatch, capsys):
     if needed := NEEDS.get(example.stem):
-        pytest.importorskip(needed, reason=f"{needed} is not installed")
+        pytest.importorskip(*needed)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
     printed = capsys.readouterr().out

@@ -67,16 +67,13 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
     assert all(one["brier"] != two["brier"] for one, two in pairs)  # VAT acts
     for measures in plain + other:  # of 20 validation rows
         assert measures["score"] * 20 == pytest.approx(round(measures["score"] * 20))
-        assert 0 < measures["noise"] < 1
+        assert 0 < measures["ece"] < 1
         assert 0 < measures["brier"] < 2
     printed = (tmp_path / "out.txt").read_text()
-    for title, name in (("accuracy ", "score"), ("Brier score", "brier")):
+    titles = {"accuracy": "score", "Brier score": "brier", "calibration error": "ece"}
+    for title, name in titles.items():
         means = [mean(measures[name] for measures in arm) for arm in (plain, other)]
-        (line,) = [
-            line
-            for line in printed.splitlines()
-            if line.startswith(f"│ {title}") and "noise" not in line
-        ]
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {title}")]
         assert [cell.strip() for cell in line.split("│")[2:4]] == [f"{x:.3f}" for x in means]
     better = sum(two["brier"] < one["brier"] for one, two in pairs)
     assert f"VAT's probabilities are better in {better} of 2 seeds" in printed

@@ -222,10 +222,13 @@ def test_the_state_of_other_layers_is_refused():
     state = objective.state_dict()
     objective.detach()
     layer.requires_grad_(True)
-    objective.attach(model)
-    with pytest.raises(ValueError, match="7 pre-trained layers, and the model trains 13"):
-        objective.load_state_dict(state)
-    objective.detach()
+    message = "7 pre-trained layers, and the model trains 13"
+    with pytest.raises(ValueError, match=message):  # a second training goes on with its state
+        objective.attach(model)
+    other = Objective(Mixout()).attach(tiny_model("bert"))
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state)
+    other.detach()
 
 
 def test_layers_that_are_unfrozen_later_are_mixed_from_then_on():

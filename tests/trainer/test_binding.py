@@ -311,7 +311,9 @@ def test_logs_are_those_of_what_was_applied_however_an_update_is_cut(tmp_path):
         logged.append([entry for entry in trainer.state.log_history if "loss" in entry])
     names = {"loss", "loss/task", "loss/lnsr", "lnsr/weight", "lnsr/share", "lnsr/bounded"}
     for one, several in zip(*logged, strict=True):
-        for name in names:
+        for name in names - {"loss"}:
             assert several[name] == pytest.approx(one[name], rel=1e-4), name
-        assert one["loss"] == pytest.approx(one["loss/task"] + one["loss/lnsr"], rel=1e-5)
+        for entry in (one, several):  # 4.x rounds the loss to four digits
+            whole = entry["loss/task"] + entry["loss/lnsr"]
+            assert entry["loss"] == pytest.approx(whole, abs=1e-4)
         assert one["lnsr/share"] > 0

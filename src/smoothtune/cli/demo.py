@@ -28,10 +28,21 @@ SEEDS = (1, 2, 3)
 MEASURES = {
     "score": "accuracy",
     "brier": "Brier score, less is better",
-    "noise": "accuracy under noise",
+    "ece": "calibration error",
     "train_seconds": "seconds of training",
 }
 """Titles by measure of a run."""
+SETTINGS = {
+    "task": "demo",
+    "text_columns": ["sentence"],
+    "methods": ["plain", METHOD],
+    "more_epochs": None,
+    "per_device_train_batch_size": 16,
+    "learning_rate": 3e-4,
+    "warmup_steps": 0.1,
+    "eval_strategy": "no",
+    "max_train_eval_samples": 1,  # scores of training rows are not shown
+}
 
 
 def demo(
@@ -76,12 +87,11 @@ def demo(
         folder = Path(name)
         for split, rows in splits.items():
             (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        study = {
-            **{"task": "demo", "data": str(folder), "text_columns": ["sentence"], "model": model},
-            **{"methods": ["plain", METHOD], "more_epochs": None, "seeds": list(seeds)},
-            **{"num_train_epochs": num_train_epochs, "per_device_train_batch_size": 16},
-            **{"learning_rate": 3e-4, "warmup_steps": 0.1, "noise_curve": True},
-            **{"eval_strategy": "no", "max_train_eval_samples": 1},  # the demo shows neither
+        study = SETTINGS | {
+            "data": str(folder),
+            "model": model,
+            "seeds": list(seeds),
+            "num_train_epochs": num_train_epochs,
         }
         write_atomic(folder / "demo.yaml", json.dumps(study))
         runs = _train(folder, signals, console)
