@@ -201,9 +201,9 @@ def test_four_bits_train_on_after_an_evaluation_on_any_cpu(folder, tmp_path, mon
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora": None}, "frozen_weights: needs lora, as other weights are not frozen"),
-        ({"bf16": False}, "frozen_weights: needs bf16: true"),
-        ({"merge_adapter": True}, "merge_adapter: would round the adapters"),
+        ({"lora": None}, "--frozen-weights: needs lora, as other weights are not frozen"),
+        ({"bf16": False}, "--frozen-weights: needs bf16: true"),
+        ({"merge_adapter": True}, "--merge-adapter: would round the adapters"),
     ],
 )
 def test_what_frozen_weights_in_few_bits_need(changes, message, folder):
@@ -342,7 +342,7 @@ def test_wrong_settings_are_named(lora, message):
 
 def test_merging_needs_adapters():
     options = {"task": "rte", "output_dir": "out", "merge_adapter": True}
-    with pytest.raises(ConfigError, match="merge_adapter: needs lora"):
+    with pytest.raises(ConfigError, match="--merge-adapter: needs lora"):
         load_config(options=options)
 
 

@@ -85,5 +85,5 @@ def test_a_model_from_scratch_has_random_weights_of_its_seed(inputs: Path, tmp_p
 
 
 def test_adapters_need_weights():
-    with pytest.raises(ConfigError, match="from_scratch: trains all weights"):
+    with pytest.raises(ConfigError, match="--from-scratch: trains all weights"):
         load_config(options={"task": "rte", "from_scratch": True, "lora": {}, "output_dir": "x"})
