@@ -383,3 +383,23 @@ def test_a_mean_over_scores_does_not_count_padding():
         found.append(objective.terms["jachess/hessian"])
         objective.detach()
     torch.testing.assert_close(*found, rtol=1e-6, atol=0)
+
+
+def test_padding_changes_neither_the_loss_of_logits_nor_its_gradient():
+    """Of spans the mean of the Hessian runs over the numbers of real tokens."""
+    found = []
+    for padding in (0, 3):
+        with all_in_float64(), fixed_draws():
+            model = tiny_span_model()
+            objective = Objective(JacHess(weight=1.0, factors="logits", c=1.0, num_probes=2))
+            batch = span_batch(tiny_batch(padding=padding))
+            labels = ("start_positions", "end_positions")  # whose loss is of padding, too
+            term = objective.attach(model)(
+                model, {name: x for name, x in batch.items() if name not in labels}
+            )
+            term.backward()
+            found.append((term.detach(), [weight.grad for weight in model.parameters()]))
+            objective.detach()
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-8, atol=0)
+    assert found[0][0] > 0
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)
