@@ -1,7 +1,7 @@
 """What a step costs on one accelerator, in less than 240 seconds with its imports.
 
     python benchmarks/gpu_cost.py [--budget 220] [--device cuda] [--data DIR] [--tiny]
-        [--output benchmarks/results/gpu-cost]
+        [--only TEXT ...] [--methods NAME ...] [--output benchmarks/results/gpu-cost]
 
 Random weights and tokens, dropout on, fused AdamW, no run-up of terms. A way to take a step takes
 turns with a loop without smoothtune on the same batch; the device is waited for around each step,
@@ -11,10 +11,11 @@ ratio that a method would have if nothing else cost time. `over`: ratio / FLOPs.
 in a step; `busy`: their time over that of the step; `waits`: places that wait for the device.
 Memory is that of a step above what is held between steps.
 
-With `--data`, a folder with SST-2 in `sst2`, there are whole trainings of MiniLM: run_glue's
-plain fine-tuning and `smoothtune train` plain, with LNSR and with R3F. Every row is written as it
-comes, to OUTPUT.jsonl, and all at the end, or when the budget is used up, to OUTPUT.md. With
-`--device cpu --tiny` it shows that it works.
+`--only` takes the sections whose name has one of the texts, in their order, and `--methods` these
+rows of them. With `--data`, a folder with SST-2 in `sst2`, there are whole trainings of MiniLM:
+run_glue's plain fine-tuning and `smoothtune train` plain, with LNSR and with R3F. Every row is
+written as it comes, to OUTPUT.jsonl, and all at the end, or when the budget is used up, to
+OUTPUT.md. With `--device cpu --tiny` it shows that it works.
 """
 
 import argparse
@@ -278,33 +279,52 @@ def whole_trainings(program: Program) -> None:
         program.page.add(row)
 
 
-def sections(program: Program) -> None:
-    """All of them."""
+def sections(program: Program, only: list[str], rows: list[str]) -> None:
+    """All of them in the order of their importance, or those that were asked for in that order."""
     methods = {f"`{name}`": lambda name=name: acting(name) for name in METHODS}
     few = {f"`{name}`": lambda name=name: acting(name) for name in FEW}
-    peers = {name: lambda loss=loss: loss for name, loss in PEERS.items()}
+    ways = {name: lambda loss=loss: loss for name, loss in PEERS.items()} | methods
     one_launch = {
         "plain, twice in two passes": lambda: twice(False),
         "plain, twice in one pass": lambda: twice(True),
     }
     base, mini = program.bert(12, 768), program.bert(6, 384)
-    trainers(program, "Trainer, MiniLM's size, 16 x 128", mini, 16, 128)
-    trainers(program, "Trainer, BERT-base, 32 x 128", base, 32, 128)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    batch = program.batch(32, 128)
-    name = "BERT-base, 32 x 128, float32 with TF32"
-    program.section(name, 0.25, base, batch, peers | methods | one_launch)
-    torch.set_float32_matmul_precision(before)
-    name = "BERT-base, 32 x 128, bf16"
-    program.section(name, 0.2, base, batch, peers | methods, torch.bfloat16)
-    name = "Llama of 1.1 billion weights, LoRA, 8 x 256, bf16"
-    if program.left() > 30:
-        program.section(name, 0.15, program.llama(), program.batch(8, 256), few, torch.bfloat16)
-    if program.data and program.left() > 30:
-        whole_trainings(program)
-    name = "MiniLM's size, 16 x 128, float32"
-    program.section(name, 0.1, mini, program.batch(16, 128), few | one_launch)
+    bf16 = torch.bfloat16
+
+    def section(
+        name: str, part: float, model: nn.Module, batch: dict, ways: dict, autocast=None
+    ) -> Callable[[], None]:
+        wanted = {row: ways[row] for row in (rows or ways) if row in ways}
+        part = 1.0 if only else part
+        return lambda: program.section(name, part, model, batch, wanted, autocast)
+
+    def with_tf32() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        section(tf32, 0.25, base, program.batch(32, 128), ways | one_launch)()
+        torch.set_float32_matmul_precision(before)
+
+    def llama() -> None:
+        section(lora, 0.15, program.llama(), program.batch(8, 256), few, bf16)()
+
+    small, large = "Trainer, MiniLM's size, 16 x 128", "Trainer, BERT-base, 32 x 128"
+    tf32 = "BERT-base, 32 x 128, float32 with TF32"
+    half = "BERT-base, 32 x 128, bf16"
+    lora = "Llama of 1.1 billion weights, LoRA, 8 x 256, bf16"
+    mini32 = "MiniLM's size, 16 x 128, float32"
+    every = {
+        small: lambda: trainers(program, small, mini, 16, 128),
+        large: lambda: trainers(program, large, base, 32, 128),
+        tf32: with_tf32,
+        half: section(half, 0.2, base, program.batch(32, 128), ways, bf16),
+        lora: llama,
+        "SST-2, whole trainings": lambda: whole_trainings(program) if program.data else None,
+        mini32: section(mini32, 0.1, mini, program.batch(16, 128), few | one_launch),
+    }
+    for text in only or every:
+        for name, take in every.items():
+            if text in name and program.left() > (20 if only else 30):
+                take()
 
 
 def main() -> None:
@@ -314,6 +334,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu-cost")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -331,7 +353,8 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=stop, daemon=True).start()
-    sections(Program(arguments, page))
+    rows = [f"`{name}`" if name in METHODS else name for name in arguments.methods]
+    sections(Program(arguments, page), arguments.only, rows)
     page.write("complete")
 
 
