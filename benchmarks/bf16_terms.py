@@ -3,11 +3,12 @@
     python benchmarks/bf16_terms.py [--rows 4] [--tokens 16] [--draws 4]
 
 The terms that compare passes or take differences of them, weight 1, dropout off, on a random BERT
-of two layers and on MiniLM (`smoothtune.models.load.minilm_folder`), on the CPU. *bf16*: all of the
-forward under autocast, as a term would be if it were not computed in float32. *TF32*: the inputs of
-every matrix product, forward and backward, are rounded to 10 bits here, half away from zero, as
-tensor cores of a GPU do it. The same draws each time. Shown is the cosine with the gradient of
-float32, and the norm over float32's; medians of the draws. Writes benchmarks/results/bf16-terms.md.
+of two layers and on MiniLM (`smoothtune.models.load.minilm_folder`), and those whose passes have
+other masks on MiniLM with its dropout, on the CPU. *bf16*: all of the forward under autocast, as a
+term would be if it were not computed in float32. *TF32*: the inputs of every matrix product,
+forward and backward, are rounded to 10 bits here, half away from zero, as tensor cores of a GPU do
+it. The same draws each time. Shown is the cosine with the gradient of float32, and the norm over
+float32's; medians of the draws. Writes benchmarks/results/bf16-terms.md.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from smoothtune import (
     ALUM,
     LNSR,
     R3F,
+    R4F,
     SMART,
     VAT,
     CrossHolder,
@@ -49,6 +51,7 @@ TERMS = {
     "`jachess`": lambda: JacHess(weight=1.0, c=1.0),
     "`jacobian`": lambda: Jacobian(weight=1.0),
 }
+OTHER_MASKS = {"`r3f`": lambda: R3F(weight=1.0), "`r4f`": lambda: R4F(weight=1.0)}
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
 
@@ -107,17 +110,19 @@ def compared(model, make, batch, draws):
     }
 
 
-def models(tokens):
-    """Without dropout, in training mode."""
+def models():
+    """In training mode, with the terms that are measured on them."""
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     make = AutoModelForSequenceClassification
     config = BertConfig(
         num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=128, **none
     )
     config._attn_implementation = "eager"  # its products are seen
-    yield "random, 2 layers, 32 wide", make.from_config(config).train()
+    yield "random, 2 layers, 32 wide", make.from_config(config).train(), TERMS
     minilm = make.from_pretrained(minilm_folder(), attn_implementation="eager", **none)
-    yield "MiniLM", minilm.train()
+    yield "MiniLM", minilm.train(), TERMS
+    drops = make.from_pretrained(minilm_folder(), attn_implementation="eager")
+    yield "MiniLM, dropout 0.1", drops.train(), OTHER_MASKS
 
 
 def main():
@@ -140,8 +145,8 @@ def main():
     page += ["Cosine with the gradient of float32, and norm over float32's, on the CPU.", ""]
     page += ["| model | term | bf16 | TF32, simulated |", "|---|---|---|---|"]
     torch.manual_seed(0)
-    for name, model in models(tokens):
-        for term, make in TERMS.items():
+    for name, model, terms in models():
+        for term, make in terms.items():
             found = compared(model, make, batch, draws)
             cells = [f"{cosine:.3f}, x {size:.2g}" for cosine, size in found.values()]
             page.append(f"| {name} | {term} | {' | '.join(cells)} |")

@@ -6,11 +6,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from peft import LoraConfig, get_peft_model
 
 from smoothtune import (
     ALUM,
     LNSR,
     R3F,
+    R4F,
     SMART,
     UEGR,
     VAT,
@@ -24,6 +26,7 @@ from smoothtune import (
 from smoothtune.core.strength import Strengths
 from smoothtune.core.terms import Terms
 from smoothtune.nn.autocast import tf32_products
+from smoothtune.nn.dropout import has_dropout
 from smoothtune.testing import tiny_batch, tiny_model
 
 METHODS = {
@@ -126,6 +129,36 @@ def test_tf32_is_put_back(precision):
 def test_terms_that_tf32_would_spoil(methods, tolerate):
     named = {method.name: method for method in methods}
     assert Terms(named, Strengths(named)).tolerate_tf32(labeled=True) == tolerate
+
+
+def dtypes_of(method, model):
+    """Of the logits of a step under bf16 autocast."""
+    seen = []
+    hook = model.classifier.register_forward_hook(lambda m, args, output: seen.append(output.dtype))
+    objective = Objective(method).attach(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        objective(model, tiny_batch())
+    objective.detach()
+    hook.remove()
+    return set(seen)
+
+
+@pytest.mark.parametrize("make", [R3F, R4F])
+def test_passes_with_other_masks_stay_in_sixteen_bits(make):
+    model = tiny_model("bert", dtype=torch.float32, dropout=0.1)
+    assert dtypes_of(make(weight=1.0), model) == {torch.bfloat16}
+    assert dtypes_of(make(weight=1.0, dropout="shared"), model) == {torch.float32}
+    assert dtypes_of(make(weight=1.0), tiny_model("bert", dtype=torch.float32, dropout=0.0)) == {
+        torch.float32
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_dropout_of_adapters_tells_no_passes_apart():
+    model = tiny_model("bert", dtype=torch.float32, dropout=0.0)
+    adapters = LoraConfig(target_modules=["query"], lora_dropout=0.1, task_type="SEQ_CLS")
+    assert not has_dropout(get_peft_model(model, adapters))
+    assert has_dropout(tiny_model("bert", dropout=0.1))
 
 
 def test_only_a_gpu_has_tf32(monkeypatch):

@@ -93,7 +93,7 @@ class Terms:
     def tolerate_tf32(self, labeled: bool) -> bool:
         """Whether float32 products may read 10 bits for those of this update that need float32."""
         active = [r.traits for r in self.active(labeled).values()]
-        return all(traits.tolerates_tf32 for traits in active if traits.needs_float32)
+        return all(each.products == "tf32" for each in active if each.needs_float32)
 
     def shared_masks(
         self, batch: Batch, where: Collection[Environment] = frozenset()

@@ -55,8 +55,8 @@ class Traits:
     # its arithmetic
     small_difference: bool = False
     """Its loss is a small difference of two passes, which 16-bit rounding would drown."""
-    tolerates_tf32: bool = False
-    """Its gradient was measured to be that of float32 where matrix products read 10 bits (TF32)."""
+    products: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """What matrix products may read: its gradient was measured to be that of float32 there."""
     finite_differences: bool = False
     """Its loss holds derivatives from differences of passes."""
     derivative_order: Literal[1, 2, 3] = 1
@@ -86,4 +86,5 @@ class Traits:
 
         Under autocast all passes of an update are then computed in float32.
         """
-        return self.small_difference or self.finite_differences or self.derivative_order > 1
+        spoiled = self.small_difference or self.finite_differences or self.derivative_order > 1
+        return spoiled and self.products != "bfloat16"

@@ -41,7 +41,7 @@ from smoothtune.methods.adversarial_base import AdversarialSearch
         step="2 passes, 1 search",
         lowers=("worst divergence",),
         small_difference=True,
-        tolerates_tf32=True,
+        products="tf32",
     ),
 )
 class ALUM(AdversarialSearch):

@@ -72,7 +72,7 @@ class Jacobian(DerivativePenalty):
     def traits(self) -> Traits:
         """Gradients through the model are exact enough in TF32, differences of passes are not."""
         traits = super().traits
-        return replace(traits, tolerates_tf32=not traits.finite_differences)
+        return replace(traits, products="float32" if traits.finite_differences else "tf32")
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """1/2 ||J||_F^2, a mean over examples (or label tokens)."""

@@ -61,7 +61,7 @@ from smoothtune.nn.architecture import blocks
         lowers=("noise sensitivity",),
         hidden_states=True,
         small_difference=True,
-        tolerates_tf32=True,
+        products="tf32",
     ),
 )
 class LNSR(NoisyEmbeddings, Penalty):

@@ -18,12 +18,15 @@ Departures:
     * fairseq's term is a sum over the batch beside a summed task loss; here both are means.
     * Dropout masks of the two passes are independent, as in the code. With sigma = 1e-5 the term is
       then R-Drop in practice: beside the masks, noise that small changes next to nothing.
+    * In 16-bit training the passes are float32 where only noise tells them apart. Other masks do
+      so by far more than 16 bits round (benchmarks/results/bf16-terms.md).
     * With a bound the clean prediction is a constant: the equation's gradient runs through both
       passes, at one more backward pass.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -44,6 +47,7 @@ from smoothtune.functional.parametrizations import (
 )
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import embedding_table, head_modules
+from smoothtune.nn.dropout import has_dropout
 from smoothtune.nn.model_facts import predicts_tokens
 
 
@@ -63,6 +67,21 @@ class NoisyPrediction(Penalty):
     """Dropout masks of the noisy pass relative to the clean one. fairseq: independent."""
     compat: Literal["fairseq"] | None = None
     """"fairseq": the noisy pass gives the word embeddings no gradient, and regression no term."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._masks_differ = False
+
+    def attach(self, model: nn.Module) -> None:
+        """See whether the passes of the model have masks that can differ."""
+        self._masks_differ = self.dropout == "independent" and has_dropout(model)
+
+    @property
+    def traits(self) -> Traits:
+        """How different the predictions are decides which products are exact enough."""
+        if self._masks_differ:
+            return replace(super().traits, products="bfloat16")
+        return replace(super().traits, products="tf32" if self.sigma >= 1e-3 else "float32")
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Symmetric KL; the squared difference for regression."""
@@ -131,6 +150,7 @@ class R4F(NoisyPrediction):
                 f"{type(model).__name__} has no linear layer outside its base model, so r4f has no "
                 "head to normalize: use r3f"
             )
+        super().attach(model)
         refuse_computed(layers, ["weight"])
         self._head = {
             layer: substitute(layer, SpectralNorm(), saves="effective") for layer in layers

@@ -70,7 +70,7 @@ def deberta_step(delta: Tensor, gradient: Tensor, step_size: float) -> Tensor:
         step="2 passes, 1 search",
         lowers=("worst divergence",),
         small_difference=True,
-        tolerates_tf32=True,
+        products="tf32",
     ),
 )
 class SiFT(Penalty):

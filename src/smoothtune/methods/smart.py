@@ -142,7 +142,7 @@ def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) ->
         step="2 passes, 1 search, 1 forward of the teacher",
         lowers=("worst divergence",),
         small_difference=True,
-        tolerates_tf32=True,
+        products="tf32",
     ),
 )
 class SMART(AdversarialSearch):

@@ -45,7 +45,7 @@ DEFAULTS = {"relative": 0.02, "absolute": 8.0}
         step="2 passes, 1 search",
         lowers=("worst divergence",),
         small_difference=True,
-        tolerates_tf32=True,
+        products="tf32",
     ),
 )
 class VAT(Adversarial, Penalty):

@@ -52,6 +52,15 @@ def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
                 yield owner, name, kind(owner, attends)
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether two passes of an unwrapped model in training mode differ by their masks.
+
+    Dropout of adapters does not count: what it acts on is zero at first.
+    """
+    own = {id(module) for name, module in model.named_modules() if "lora_" not in name}
+    return any(id(owner) in own and getattr(owner, name) for owner, name, _ in sites(model))
+
+
 @contextmanager
 def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
     """Set dropout rates; every rate is put back at the end, also after an exception.
