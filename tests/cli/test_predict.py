@@ -223,6 +223,12 @@ def test_errors(
     assert not (tmp_path / "out.csv").exists()
 
 
+def test_a_missing_option_is_named(trained: Path, tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "new.jsonl", [{"text": "good"}])
+    found = call(trained, "--data", data)
+    assert (found.exit_code, found.stderr) == (2, "error: --to: is missing\n")
+
+
 def test_an_empty_cell_of_csv_is_named(trained: Path, tmp_path: Path) -> None:
     data = write_csv(tmp_path / "new.csv", id=[1, 2, 3], text=["good", "12", ""])
     found = call(trained, "--data", data, "--to", tmp_path / "out.csv")

@@ -103,6 +103,12 @@ def test_missing_folder(name: str) -> None:
         load_base(name)
 
 
+def test_a_name_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="no folder of that name here, and the hub cannot be"):
+        load_base("no-such-model")
+
+
 def test_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="it has no config.json"):
         load_base(str(tmp_path))

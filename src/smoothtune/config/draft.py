@@ -46,7 +46,7 @@ class Draft:
         """Set fields that were given on the command line; None: not given."""
         for key, value in options.items():
             if value is not None:
-                self.put(key, value, "--" + key.replace("_", "-"))
+                self.put(key, value, _option(key))
 
     def update(self, other: Draft) -> None:
         """Overwrite fields with those of another draft, and add its problems."""
@@ -156,7 +156,11 @@ def from_options(model: type[Model], options: Mapping[str, Any]) -> Model:
     """
     draft = Draft()
     draft.put_options(options)
-    return draft.validated(model)
+    try:
+        return draft.validated(model)
+    except ConfigError as error:  # what is missing has no origin
+        named = [each._replace(where=each.where or _option(each.field)) for each in error.problems]
+        raise ConfigError(named) from None
 
 
 def message_of(detail: Any, choices: list[str], listing: str | None = None) -> str:
@@ -185,6 +189,10 @@ def _settings_in(annotation: Any) -> Any:
     if hasattr(annotation, "__pydantic_fields__"):
         return annotation
     return next(filter(None, map(_settings_in, get_args(annotation))), None)
+
+
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def _line(problem: Problem) -> int:

@@ -107,7 +107,10 @@ def write_predictions(folder: Path, subject: Subject) -> None:
     rows, task = subject.prepared.validation, subject.prepared.task
     statistics = task.scorer.example_statistics(subject.predictions, rows).tolist()
     ids = task.scorer.example_ids(rows).tolist()
-    lines = ([row, *values] for row, values in zip(ids, statistics, strict=True))
+    lines = (
+        [row, *(int(value) if value.is_integer() else value for value in values)]
+        for row, values in zip(ids, statistics, strict=True)
+    )
     text = csv_text(["example_id", *task.scorer.statistic_names()], lines)
     write_atomic(folder / PREDICTIONS, text)
 

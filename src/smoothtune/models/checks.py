@@ -47,6 +47,8 @@ def only_model_errors(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and "couldn't connect to" in str(error):
+        return "there is no folder of that name here, and the hub cannot be reached"
     has_message = isinstance(error, OSError | ValueError | RuntimeError) and str(error)
     return str(error) if has_message else f"a file is damaged ({type(error).__name__}: {error})"
 
