@@ -167,9 +167,11 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_links(folder)
         lock, is_foreign = FileLock(folder / LOCK), _is_foreign(folder / LOCK)
+        owner = _signed(folder / LOCK)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise OutputError(f"{folder} is being written by {_owner(folder / LOCK)}") from error
+        _sign(folder / LOCK, owner)  # filelock before 4 has emptied it
+        raise OutputError(f"{folder} is being written by {_who(owner)}") from error
     except OSError as error:
         raise OutputError(
             f"{folder} cannot be written: {error.strerror or error}; choose another output_dir"
@@ -178,7 +180,7 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
     lock_id = _held[path] = _file_id(folder / LOCK)
     try:
         if not is_foreign:
-            _sign(folder / LOCK)
+            _sign(folder / LOCK, {"pid": os.getpid(), "host": socket.gethostname()})
         for each in (folder, *(folder / part for part in parts)):
             _remove_partial(each)
         yield folder
@@ -242,11 +244,12 @@ def _is_foreign(lock: Path) -> bool:
     return not lock.stat().st_size
 
 
-def _sign(lock: Path) -> None:
+def _sign(lock: Path, owner: dict[str, Any]) -> None:
     """Say in a lock who holds it, for the message to others."""
     with suppress(OSError), lock.open("r+", encoding="utf-8") as file:  # Windows forbids it
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
-        file.truncate()
+        if owner:
+            file.write(json.dumps(owner) + "\n")
+            file.truncate()
 
 
 def _signed(lock: Path) -> dict[str, Any]:
@@ -259,8 +262,7 @@ def _signed(lock: Path) -> dict[str, Any]:
         return {}
 
 
-def _owner(lock: Path) -> str:
-    owner = _signed(lock)
+def _who(owner: dict[str, Any]) -> str:
     return f"process {owner['pid']} on {owner['host']}" if owner else "another process"
 
 

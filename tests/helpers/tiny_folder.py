@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModel,
     BertConfig,
@@ -114,6 +116,12 @@ DECODERS = {
     "mistral": _GROUPED | {"sliding_window": None},
     "gemma2": _GROUPED | {"sliding_window": 64, "pad_token_id": 0},
     "gemma3_text": _GROUPED | {"sliding_window": 64, "pad_token_id": 0},
+}
+# Gemma 3's text model classifies from transformers 4.57 on
+DECODERS = {
+    family: settings
+    for family, settings in DECODERS.items()
+    if CONFIG_MAPPING[family] in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 }
 
 

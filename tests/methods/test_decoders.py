@@ -34,8 +34,9 @@ MORE = {
     "qwen3": Qwen3Config,
     "mistral": MistralConfig,
     "gemma2": Gemma2Config,
-    "gemma3": Gemma3TextConfig,
 }
+if "gemma3_text" in DECODERS:
+    MORE["gemma3"] = Gemma3TextConfig
 CONTRACT = {
     "lnsr": {"reduction": "token_sum"},
     "r3f": {"noise": "normal", "sigma": 0.1},
