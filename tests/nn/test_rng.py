@@ -1,6 +1,7 @@
 """Random streams: apart from the ambient one, and from each other."""
 
 import hashlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,24 @@ def test_the_seed_of_a_stream():
     """Studies repeat their runs, so it must stay what it is."""
     digest = hashlib.blake2b(b"1/lnsr/2/0", digest_size=8).digest()
     assert torch.equal(drawn(), ambient(int.from_bytes(digest, "big") >> 1))
+
+
+def test_only_generators_in_use_are_seeded(monkeypatch):
+    """torch.manual_seed writes a stack trace for every kind of device that is not there."""
+    calls = []
+    accelerator = SimpleNamespace(
+        manual_seed=lambda seed: calls.append(("one", seed)),
+        manual_seed_all=lambda seed: calls.append(("all", seed)),
+        get_rng_state=lambda device: torch.zeros(1),
+        set_rng_state=lambda state, device: calls.append(("state", state)),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: accelerator)
+    monkeypatch.setattr(torch, "manual_seed", None)
+    digest = hashlib.blake2b(b"1/lnsr/2/0", digest_size=8).digest()
+    with rng.stream(torch.device("cuda"), 1, "lnsr", 2):
+        assert calls == [("all", int.from_bytes(digest, "big") >> 1)]
+        assert torch.initial_seed() == calls[0][1]
+    assert calls[1] == ("state", torch.zeros(1))
 
 
 @pytest.mark.parametrize("every_process", [True, False])

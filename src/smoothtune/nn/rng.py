@@ -79,9 +79,11 @@ def stream(
 
 
 def _seed(device: torch.device, seed: int) -> None:
-    """Only the CPU generator if that suffices: torch.manual_seed queues stack traces for others."""
-    seed_all = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
-    seed_all(seed)
+    """Only the generators in use: torch.manual_seed writes a stack trace for each absent device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        getattr(module, "manual_seed_all", module.manual_seed)(seed)
 
 
 def normal_like(x: Tensor) -> Tensor:
