@@ -33,7 +33,8 @@ Departures:
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.
     * Tasks without a pooled token (extractive QA, token classification) take one random real token
-      (RECONSTRUCTED).
+      (RECONSTRUCTED). Of embedding models the first counts as pooled, or the last of decoders: give
+      those that average their tokens `token="random"`.
     * Dual mode, the penalty alone on unlabeled text: `batches="unlabeled"`, rows without labels.
     * Regression and classification are alike: the penalty does not look at the head.
 """
