@@ -52,6 +52,15 @@ def test_norms(norm, per):
         torch.testing.assert_close(normed[piece], x[piece] / length(x[piece], norm))
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e-37])
+def test_a_tiny_gradient_has_length_1(size):
+    """Its squares are 0 in float32; a sure prediction has such gradients."""
+    gradient = size * torch.tensor([[[3.0, -4.0], [0.0, 12.0]]])
+    expected = torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]) / 13
+    torch.testing.assert_close(normalize(gradient, "l2", "example"), expected)
+    assert cosine(gradient, expected).item() == pytest.approx(1)
+
+
 def test_a_zero_gradient_stays_zero():
     assert not normalize(torch.zeros(1, 2, 3), "l2", "token").any()
 

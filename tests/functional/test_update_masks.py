@@ -6,7 +6,29 @@ from math import ceil
 import pytest
 import torch
 
-from smoothtune.functional.update_masks import PartialUpdate, keep_probabilities, over, top_fraction
+from smoothtune.functional.update_masks import (
+    PartialUpdate,
+    keep_probabilities,
+    over,
+    saliencies,
+    top_fraction,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("taylor", [float("inf"), 0.0, 1.0, 0.0]),
+        ("grad", [3.0, 0.0, 0.5, 0.0]),
+        ("fisher", [9.0, 0.0, 0.25, 0.0]),
+    ],
+)
+def test_saliencies(kind, expected):
+    """|w g|, |g| and g^2; a weight at 0 with a gradient comes first by |w g|."""
+    weights, gradients = ([0.0, 0.0, -2.0, 1.0], [-3.0, 0.0, 0.5, 0.0])
+    tensors = [torch.tensor(x, dtype=torch.float64) for x in (weights, gradients)]
+    (found,) = saliencies(tensors[:1], tensors[1:], kind)
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 10, 30, 101])

@@ -3,13 +3,19 @@
 import pytest
 import torch
 from torch import nn
-from transformers import Adafactor, BertForQuestionAnswering, BertForSequenceClassification
+from transformers import (
+    Adafactor,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
 
 from helpers.conformance import assert_conforms, batch, draws, fed, recorded_bert
 from helpers.literal import span_batch, tiny_span_model
 from smoothtune import JacHess, Objective
 from smoothtune.nn.higher_order import CompositeLayerNorm
 from smoothtune.testing import ARCHITECTURES, all_in_float64, fixed_draws, tiny_batch, tiny_model
+from smoothtune.testing.tiny import random_model
 
 MODELS = ["bert", "deberta", "opt", "llama"]
 NORMS = [1.5, 0.5]
@@ -299,9 +305,9 @@ def test_frozen_embeddings(estimator):
     assert model.bert.encoder.layer[0].output.dense.weight.grad.abs().max() > 0
 
 
-def test_question_answering_takes_random_tokens():
-    config = ARCHITECTURES["bert"]()
-    model = BertForQuestionAnswering(config).double().train()
+@pytest.mark.parametrize("head", [BertForQuestionAnswering, BertForTokenClassification])
+def test_heads_that_read_every_token_take_random_ones(head):
+    model = random_model(head, ARCHITECTURES["bert"]())  # without dropout, which is random too
     inputs = unlabeled()
     values = set()
     for seed in range(4):

@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from transformers import get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForSequenceClassification,
+    ElectraConfig,
+    OPTConfig,
+    get_linear_schedule_with_warmup,
+)
 
 from helpers.training import Rows, arguments
 from smoothtune import LLRD, Objective, SmoothTrainer
@@ -58,6 +63,19 @@ def test_rates_fall_from_the_head_to_the_embeddings(architecture):
     assert set(found.values()) == {0.125, 0.25, 0.5, 1.0}
     for name, expected in EXPECTED[architecture].items():
         assert found[name] == expected, name
+
+
+def test_a_projection_of_the_embeddings_is_as_slow_as_they_are():
+    """What stands beside the blocks and comes before them: 0.5 for each block, and one more."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "vocab_size": 40}
+    electra = ElectraConfig(**sizes, embedding_size=4, intermediate_size=8)
+    opt = OPTConfig(**sizes, word_embed_proj_dim=4, ffn_dim=8, pad_token_id=1)
+    for config, below in [(electra, "embeddings_project"), (opt, "project_in")]:
+        model = AutoModelForSequenceClassification.from_config(config)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        Objective(LLRD(decay=0.5)).bind(model, optimizer)
+        found = {rate for name, rate in rates(model, optimizer).items() if below in name}
+        assert found == {0.125}
 
 
 def test_the_new_head_alone_has_its_factor():

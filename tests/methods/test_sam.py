@@ -1,5 +1,7 @@
 """SAM."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
@@ -65,6 +67,19 @@ def test_weights_come_back_bit_for_bit():
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     Objective(SAM(rho=3.0)).attach(model)(model, tiny_batch())
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_gradient_whose_squares_are_lost_moves_no_weight_far(adaptive, monkeypatch):
+    """That of predictions with a margin of 60, in float32."""
+    model, data, steps = tiny_model("bert", dtype=torch.float32), tiny_batch(), []
+    model.classifier.bias.data[0] = 60.0
+    monkeypatch.setattr(
+        "smoothtune.methods.sam.moved", lambda weights, step: nullcontext(steps.extend(step))
+    )
+    objective = Objective(SAM(rho=0.05, adaptive=adaptive)).attach(model)
+    objective(model, data | {"labels": torch.zeros(4, dtype=torch.long)})
+    assert 0 < torch.cat([part.flatten() for part in steps]).double().norm() <= 0.05
 
 
 def test_terms_of_other_methods_are_those_at_w():

@@ -93,6 +93,25 @@ def test_a_head_that_alone_trains_is_updated(scope):
     assert not torch.isclose(model.classifier.weight, before, rtol=0, atol=1e-12).any()
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+@pytest.mark.parametrize("scope", ["global", "per_tensor"])
+def test_adapters_that_begin_at_zero_are_trained(scope):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"])
+    model = peft.get_peft_model(tiny_model("bert"), settings).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(UEGR(attack="none", combination="model", scope=scope))
+    objective.bind(model, optimizer)
+    first = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(3):
+        step(model, objective, optimizer)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            assert (weight != 0).all()
+        if "lora_A" in name:
+            assert not torch.equal(weight, first[name])
+
+
 def test_random_mask_is_unbiased():
     """The mean update over many masks is the update without a mask, with SGD's closed form."""
     model = tiny_model("bert")

@@ -96,7 +96,7 @@ def prediction_divergences(
 def worst_perturbation(clean: ForwardPass, epsilon: float, num_steps: int) -> Tensor:
     """(B, T, D) the perturbation of the word embeddings that moves the prediction most.
 
-    It has the size `epsilon`,
+    Its size is at most `epsilon`, relative to the embeddings of an example.
     """
     if not epsilon:
         return clean.zeros()

@@ -44,13 +44,16 @@ def norm_of(x: Tensor, norm: Norm, per: Per) -> Tensor:
 
 
 def normalize(gradient: Tensor, norm: Norm, per: Per) -> Tensor:
-    """G / ||g||; a zero gradient stays zero.
+    """G / ||g||; a zero gradient stays zero, and a tiny one, of a sure prediction, has length 1.
 
     >>> normalize(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "linf", "token")
     tensor([[[ 0.7500, -1.0000],
              [ 0.0000,  1.0000]]])
     """
-    return gradient / norm_of(gradient, norm, per).clamp(min=torch.finfo(gradient.dtype).tiny)
+    tiny = torch.finfo(gradient.dtype).tiny
+    # first by the largest entry: the squares of entries below 1e-23 are 0 in float32
+    gradient = gradient / norm_of(gradient, "linf", per).clamp(min=tiny)
+    return gradient / norm_of(gradient, norm, per).clamp(min=tiny)
 
 
 def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tensor:
@@ -199,7 +202,8 @@ class Ascent:
 
 def cosine(delta: Tensor, gradient: Tensor) -> Tensor:
     """() cosine of perturbation and gradient of an example, a mean over examples."""
-    return torch.cosine_similarity(delta.flatten(1), gradient.flatten(1), eps=1e-30).mean()
+    aligned = normalize(delta, "l2", "example") * normalize(gradient, "l2", "example")
+    return aligned.sum((1, 2)).mean()
 
 
 def diagnostics(delta: Tensor, gradient: Tensor, x: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -16,11 +16,18 @@ Saliency = Literal["taylor", "grad", "fisher"]
 
 
 def saliencies(weights: list[Tensor], gradients: list[Tensor], kind: Saliency) -> list[Tensor]:
-    """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
+    """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element.
+
+    A weight that is 0 and has a gradient, as half of those of new adapters, comes first by taylor:
+    to set it to 0 says nothing of it, and once last it would stay 0 for good.
+    """
     if kind == "grad":
         return list(torch._foreach_abs(gradients))
     products = torch._foreach_mul(gradients, gradients if kind == "fisher" else weights)
     torch._foreach_abs_(products)
+    if kind == "taylor":
+        for product, weight, gradient in zip(products, weights, gradients, strict=True):
+            product.masked_fill_((weight == 0) & (gradient != 0), torch.inf)
     return list(products)
 
 

@@ -21,6 +21,8 @@ Departures:
       `freeze=True` they stay bit for bit.
     * Masked gradients go into Adam's moments, as in the code.
     * D: weights that are unfrozen when the mask is there already have none.
+    * D: a weight without any gradient in these updates is never in the mask. Of LoRA, whose B is 0
+      at first, that is A: weight decay alone moves it.
 """
 
 from __future__ import annotations

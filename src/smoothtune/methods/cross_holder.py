@@ -16,6 +16,8 @@ Equation (RECONSTRUCTED):
 Departures:
     * Only the abstract of the paper and a sentence of the JacHess paper are known, and no code is
       public: all of the equation but the Hessian operator norm is RECONSTRUCTED.
+    * The JacHess paper names the norms of gradient and Hessian of the logits; here they are those
+      of differences, as what all logits have in common changes no prediction.
     * x are the word embeddings, the only continuous input a language model has. Images vary around
       1, embeddings around 0.05, where a Hessian of size 1e4 is small: by default derivatives are
       taken in units of the embeddings' root mean square. With absolute ones and weight 0.01 a run

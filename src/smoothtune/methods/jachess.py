@@ -32,7 +32,9 @@ Departures:
     * One forward serves all layers; the code runs one per layer, each with dropout masks of its
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.
-    * Tasks without a pooled token (extractive QA) take one random real token (RECONSTRUCTED).
+    * Tasks without a pooled token (extractive QA, token classification) take one random real token
+      (RECONSTRUCTED). Of embedding models the first counts as pooled, or the last of decoders: give
+      those that average their tokens `token="random"`.
     * Dual mode, the penalty alone on unlabeled text: `batches="unlabeled"`, rows without labels.
     * Regression and classification are alike: the penalty does not look at the head.
 """
@@ -98,6 +100,7 @@ def layer_factors(n: Tensor, factors: Factors, temperature: float = 1.0) -> Tens
         points=("word",),
         differentiates=True,
         hidden_states=True,
+        version=2,
     ),
 )
 class JacHess(DerivativePenalty):
@@ -139,7 +142,7 @@ class JacHess(DerivativePenalty):
     """Over input tokens: the norm, or divided by their number. Code: token_mean, with padding."""
     token: Literal["auto", "pooled", "random"] = "auto"
     """z_l: the token the head reads, or a random one; "auto": random in extractive QA,
-    language models and encoder-decoders."""
+    token classification, language models and encoder-decoders."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -239,8 +242,9 @@ class JacHess(DerivativePenalty):
 
     def _positions(self, clean: ForwardPass) -> Tensor:
         """(B,) the token of every example whose state is z_l."""
-        bare = unwrap(clean.model)
-        several = "start_logits" in clean.outputs or predicts_tokens(bare)
+        bare, outputs = unwrap(clean.model), clean.outputs
+        several = "start_logits" in outputs or predicts_tokens(bare)
+        several |= "logits" in outputs and outputs["logits"].ndim == 3  # of every token
         several |= is_encoder_decoder(bare)  # whose head reads no token of the encoder
         drawn = self.token == "random" or (self.token == "auto" and several)
         if drawn:

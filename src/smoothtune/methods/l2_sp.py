@@ -10,6 +10,7 @@ Equation:
 
 Departures:
     * alpha and beta of the LNSR papers' L2-SP rows are not stated; the defaults are RECONSTRUCTED.
+    * The norms are squared, as here and in TNNLS; the NAACL paper prints them without squares.
     * The new head is what lies outside the model's `base_model`.
     * The equation replaces weight decay: train with `weight_decay=0`, transformers' default.
     * The gradient alpha (w - w^0) is computed directly: the same numbers without a graph.

@@ -26,8 +26,11 @@ from torch import Tensor, nn
 
 from smoothtune.core.regularizer import Fraction, Positive, Regularizer, method
 from smoothtune.core.traits import Between, Traits
-from smoothtune.nn.architecture import base_model, blocks, head_modules, stack
+from smoothtune.nn.architecture import base_model, blocks, head_modules
 from smoothtune.nn.model_facts import sides_of
+
+BELOW = ("layernorm_embedding", "embeddings_project", "project_in")
+"""What stands beside the blocks and comes before them: in BART, ELECTRA and OPT."""
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -40,14 +43,11 @@ def depths(model: nn.Module) -> dict[nn.Parameter, int]:
         for level, layer in enumerate(layers)
         for p in layer.parameters()
     }
-    base = base_model(model)
     below: set[nn.Parameter] = set()
-    for module in base.modules():
-        if isinstance(module, nn.Embedding) or "Embeddings" in type(module).__name__:
+    for name, module in base_model(model).named_modules():
+        kind, leaf = type(module).__name__, name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) or "Embeddings" in kind or leaf in BELOW:
             below |= set(module.parameters())
-    for side in sides:  # BART's stands beside the blocks
-        norm = getattr(stack(model, side), "layernorm_embedding", nn.Module())
-        below |= set(norm.parameters())
     return {p: inside.get(p, -1 if p in below else top) for p in model.parameters()}
 
 
@@ -75,6 +75,7 @@ def split_group(group: dict[str, Any], factors: dict[nn.Parameter, float]) -> li
         lowers=("weight distance",),
         searched={"decay": Between(0.7, 0.99)},
         whole_weights=True,
+        version=2,
     ),
 )
 class LLRD(Regularizer):

@@ -21,6 +21,7 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
       The sum kept the model from learning (benchmarks/results/held-out.md). So the strength is
       a `share` of the task's gradient, which no reduction changes; `weight` is lambda.
     * The rescaling is done for every token; `rescale_over="sequence"` does it for every example.
+      NAACL's Algorithm 1 has none, and states no sigma: `rescale_over="none"`.
     * The papers disagree about the layer: standard noise enters at the input of the first block
       (after position embeddings and LayerNorm), in-manifold noise at the word embeddings.
     * The magnitude of in-manifold noise is called noise scale, magnitude and mix ratio; here it is

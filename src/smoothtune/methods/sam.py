@@ -85,7 +85,8 @@ class SAM(TaskLoss):
         if sizes is not None:
             step = list(torch._foreach_mul(step, sizes))
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(step)))
-        factor = self.rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+        # below this, squares are lost, and the norm of a gradient comes out too small, or 0
+        factor = self.rho / norm.clamp(min=torch.finfo(norm.dtype).tiny ** 0.5)
         self.diagnostics["gradient_norm"] = norm
         if sizes is not None:
             step = list(torch._foreach_mul(step, sizes))

@@ -36,6 +36,7 @@ Departures:
     * No released code has D. The teacher is a moving average that starts at the first weights.
     * Dropout masks of all passes are shared, so that R_s and D measure smoothness only; the
       released code draws new ones. The paper does not say.
+    * With a bound the clean prediction is a constant in R_s, see `r3f`.
 """
 
 from __future__ import annotations

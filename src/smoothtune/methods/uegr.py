@@ -20,6 +20,9 @@ Equation:
 Departures: all of the following is RECONSTRUCTED.
     * The attack, its norm, size and layer; number, range and combination of dropout rates; how they
       adapt; the weights gamma, alpha, beta; saliency, fraction, scope and kind of the mask.
+    * By default the dropout rates stay; the summary's adapt: `adaptive="divergence"`. Theorem 1 has
+      the probabilities of a random mask, `mask="bernoulli"`; the default is the summary's update of
+      the most critical weights.
     * A deterministic mask is not rescaled: it would be biased, like a rescaled one. A random one
       is rescaled by 1 / p_i, which makes it unbiased. p_i rises with the rank of the saliency, from
       `p_min` to 1, with mean rho.
@@ -27,7 +30,8 @@ Departures: all of the following is RECONSTRUCTED.
       update: the optimizer sees all gradients, masked weights stay bit for bit.
       `apply_to="gradient"` masks the gradient.
     * A weight without any saliency, as the embedding of a word that is not in the batch, is never
-      among the most salient.
+      among the most salient. One that is 0 and has a gradient comes first: |w g| says nothing of
+      it, and adapters, half of whose weights begin at 0, would not be trained.
     * The first sub-model draws its dropout from the same numbers as the clean pass.
     * With adaptive="divergence" every process follows the divergence of its own batches.
     * Batches without labels have no term.
@@ -101,6 +105,7 @@ def even_rates(low: float, high: float, count: int) -> list[float]:
         searched={"epsilon": Between(0.0005, 0.05, log=True)},
         differentiates=True,
         needs_labels=True,
+        version=2,
     ),
 )
 class UEGR(TaskLoss):
@@ -209,8 +214,6 @@ class UEGR(TaskLoss):
         """Forget rates and masks."""
         self._reset()
 
-    # --- forward stage -----------------------------------------------------------------------
-
     def loss(self, clean: ForwardPass) -> Tensor:
         """The total: gamma L_adv + alpha L_JS + beta L."""
         delta = None if self.attack == "none" else self._adversary(clean)
@@ -233,9 +236,8 @@ class UEGR(TaskLoss):
         """(B, T, D) the attack."""
         point, pgd = self.layer, self.attack == "pgd"
         u = unit(clean, point, "l2", "example", self.units)
-        length, steps = (
-            (self.epsilon, 1) if not pgd else (self.step_size or self.epsilon / 2, self.num_steps)
-        )
+        length = (self.step_size or self.epsilon / 2) if pgd else self.epsilon
+        steps = self.num_steps if pgd else 1
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
             step = length * u * normalize(gradient, "l2", "example")
@@ -276,8 +278,6 @@ class UEGR(TaskLoss):
         self._running = self.ema * self._running + (1 - self.ema) * apart
         factor = 1 + self.kappa * (self.target - self._running)
         self._rates = [min(max(rate * factor, low), high) for rate in self._rates]
-
-    # --- backward stage ----------------------------------------------------------------------
 
     def before_step(self, model: nn.Module) -> None:
         """Choose the weights to update, and mask the gradient or remember the weights."""
