@@ -12,6 +12,7 @@ from smoothtune import L2SP, SmoothTrainer
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.manifest import why_unusable
+from smoothtune.trainer.model_record import last_scores
 
 BEST, STEPS = 2, 4
 
@@ -68,6 +69,18 @@ def test_the_last_checkpoint_is_there_when_the_best_is_loaded(tmp_path: Path, ev
     assert same(trainer.model, weights(every, BEST))
     last, expected = weights(tmp_path, STEPS), weights(every, STEPS)
     assert all(torch.equal(last[name], expected[name]) for name in expected)
+
+
+def test_the_scores_of_a_record_are_those_of_the_weights_beside_it(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.train()
+    assert last_scores(trainer)["nearness"] == 0  # the best, and not the last
+    trainer.compute_metrics = lambda _: {"nearness": 5}
+    trainer.evaluate()  # of what was loaded
+    assert last_scores(trainer)["nearness"] == 5
+    last = trainer_in(tmp_path / "last", load_best_model_at_end=False)
+    last.train()
+    assert last_scores(last)["nearness"] == BEST - STEPS
 
 
 @pytest.mark.parametrize("leaves_old", [False, True])

@@ -122,6 +122,8 @@ def number_of(run: Run, about: About) -> float | None:
     """One number of a run; None if it was not measured."""
     if about.curve is not None:
         return _on_curve(run, about)
+    if about.data is not None and about.value in ("train", "ece"):
+        return None  # known of the run's own data alone
     if about.data is not None:
         metrics = _elsewhere(run, about.data, about.share)
     elif about.value == "train":
