@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch.utils.data import RandomSampler
+from transformers import Trainer
 
 from helpers.causal import Texts, tiny_language_model
 from helpers.training import Rows, arguments, collate
@@ -23,6 +24,7 @@ from smoothtune import (
     Plain,
     RDrop,
     SmoothTrainer,
+    regularize,
 )
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import fixed_draws, tiny_model
@@ -374,6 +376,23 @@ def test_a_run_goes_on_in_the_order_it_began_with(tmp_path):
     other = dual(tmp_path, LNSR(weight=1.0), alternate="batch", **cut)
     with pytest.raises(CheckpointError, match="alternate None, here 'batch'"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_a_loader_of_the_users_own_is_not_left_out_silently(tmp_path, by_class):
+    class Weighted(Trainer):
+        def get_train_dataloader(self):
+            return super().get_train_dataloader()
+
+    settings = {"args": arguments(tmp_path), "train_dataset": Rows(8)}
+    trainer = (Weighted if by_class else Trainer)(model=tiny_model("bert"), **settings)
+    if not by_class:
+        trainer.get_train_dataloader = lambda: []
+    before = type(trainer), vars(trainer).keys()
+    with pytest.raises(ValueError, match="a get_train_dataloader of your own.*_get_train_sampler"):
+        regularize(trainer, VAT(), unlabeled_dataset=Rows(8), alternate="step")
+    assert (type(trainer), vars(trainer).keys()) == before
+    regularize(trainer, VAT())
 
 
 def test_an_order_that_is_none_is_refused(tmp_path):

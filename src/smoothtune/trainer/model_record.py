@@ -147,7 +147,10 @@ def _is_of_others(path: Path) -> bool:
     return path.exists() and b'"method_versions"' not in path.read_bytes()
 
 
-def _rows(dataset: Any) -> int | None:
+def _rows(dataset: Any) -> Any:
+    """Number of rows; None where it is not known."""
+    if isinstance(dataset, dict):  # several, by name
+        return {name: _rows(each) for name, each in dataset.items()}
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 

@@ -202,8 +202,8 @@ class Regularized(Trainer):
 
         Nor is one without metrics, which a signal has cut short.
         """
-        methods = self._binding.objective.regularizers.values()
-        acted = all_have_acted(methods, self.state.global_step)
+        objective = self._binding.objective  # whose updates are those of earlier trainings, too
+        acted = all_have_acted(objective.regularizers.values(), objective.step)
         return bool(metrics) and acted and super()._determine_best_metric(metrics, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
