@@ -257,6 +257,13 @@ def test_gains_over_the_best_of_several_have_no_pairs(write, reproduced) -> None
     assert found["LNSR", "p"]["found"] is None
 
 
+def test_a_cell_that_names_no_method_mixes_no_runs(write, reproduced) -> None:
+    unnamed = OF_MODELS.replace(", method: lnsr, model: model-one", ", model: model-one")
+    found = cells(reproduced(load_study(write(unnamed + TASK, common=""))))
+    assert found["one, FT", "score"]["found"]["n"] == 2
+    assert found["one, LNSR", "score"]["found"] is None
+
+
 def test_what_is_known_of_the_own_data_alone_is_not_shown_of_others(write, reproduced) -> None:
     ood = "task: [{name: one, text_columns: [text], ood: {films: adv_sst2}}]\n"
     columns = (
