@@ -62,7 +62,8 @@ class Regularized(Trainer):
             with binding.checkpoints.all_kept():
                 output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
             if isinstance(output, TrainOutput):  # whose metrics `log` has had
-                return output._replace(training_loss=output.metrics["train_loss"])
+                applied = output.metrics.get("train_loss", output.training_loss)
+                return output._replace(training_loss=applied)
             return output
         except UnpicklingError as error:
             raise CheckpointError(

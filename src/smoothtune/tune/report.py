@@ -158,8 +158,9 @@ def _sections(
         yield Section(f"Trials: {arm}", [_trials_table(found, arm)])
     yield Section("All trials", [TRIALS, *([Figures(plots)] if plots else [])])
     asked = (
-        f"Budget {settings.budget}, held_out {settings.held_out}, folds {settings.folds}, "
-        f"confirm_runs {settings.confirm_runs}, round_size {settings.round_size}."
+        f"Budget {settings.budget}, held_out {settings.held_out} (one of {settings.num_parts} "
+        f"parts), folds {settings.folds}, confirm_runs {settings.confirm_runs}, round_size "
+        f"{settings.round_size}."
     )
     rows = [[name, version] for name, version in versions.items()]
     yield Section("How it was made", [asked, Table(["", "version"], rows, wraps=True)])
