@@ -23,6 +23,13 @@ def test_any_two_of_many_methods_differ_in_more_than_color() -> None:
         assert (one.marker, one.dashes) != (other.marker, other.dashes) or one.color != other.color
 
 
+def test_long_names_are_told_apart_by_their_ends() -> None:
+    pytest.importorskip("matplotlib")
+    first, second, third = (f"{'folder/' * 10}{number}" for number in (1, 2, 3))
+    one, other = (draw({first: curve(), name: curve(0.5)}) for name in (second, third))
+    assert one != other
+
+
 def test_a_method_looks_the_same_whatever_stands_beside_it() -> None:
     looks = styles(NAMES[:15])
     pytest.importorskip("matplotlib")

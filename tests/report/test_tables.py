@@ -25,8 +25,11 @@ SCORES = {
 }
 
 
+AB = {"a": "Task A", "b": "Task B"}
+
+
 def test_grid_has_means_average_and_rank() -> None:
-    found = score_grid(SCORES, {"a": "Task A", "b": "Task B"})
+    found = score_grid(SCORES, AB)
     assert found.head == ["method", "Task A", "Task B", "average", "mean rank"]
     # ranks of plain and good: 2 and 1 on a, both 1.5 on b; half lacks a task
     assert found.rows == [
@@ -35,6 +38,15 @@ def test_grid_has_means_average_and_rank() -> None:
         ["half", "90.0", "–", "–", "–"],
     ]
     assert found.bold == {(2, 1), (0, 2), (1, 2), (1, 3), (1, 4)}
+
+
+def test_the_same_scores_in_another_order_are_as_good() -> None:
+    scores = [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]
+    one, other = map(Summary.of, scores)
+    assert one.mean != other.mean  # but for rounding
+    found = score_grid({"one": {"a": one, "b": one}, "other": {"a": other, "b": other}}, AB)
+    assert found.rows[0][1:] == found.rows[1][1:]
+    assert found.bold == {(row, column) for row in (0, 1) for column in (1, 2, 3, 4)}
 
 
 def test_one_task_has_no_average() -> None:

@@ -34,6 +34,34 @@ def test_panels_as_svg_and_pdf(kind: str) -> None:
     assert len(rows) == 1 + (5 if kind == "lines" else 4)
 
 
+def test_a_mean_over_seeds_ends_where_the_first_of_them_ends(
+    write, reproduced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layout = """
+methods: [lnsr]
+more_epochs: null
+seeds: [0, 1]
+task: {name: one, text_columns: [text]}
+layout: [{figure: "Training", kind: training, quantity: loss}]
+"""
+    whole, written = made_records.content_of, []
+
+    def cut(content):
+        """Of the second seed, the last two of four."""
+        written.append(content)
+        if len(written) > 2:
+            log = content["result"]["log_history"]
+            content["result"]["log_history"] = [entry for entry in log if entry["step"] < 3]
+        return whole(content)
+
+    monkeypatch.setattr(made_records, "content_of", cut)
+    reproduced(load_study(write(layout, common="")))
+    rows = [*csv.DictReader((tmp_path / "01-training.csv").read_text().splitlines())]
+    assert [(row["line"], float(row["update"])) for row in rows] == [
+        (line, step) for line in ("plain", "lnsr") for step in (1.0, 2.0)
+    ]
+
+
 def test_bins_of_all_seeds_are_put_together(
     write, reproduced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

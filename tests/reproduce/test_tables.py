@@ -225,6 +225,7 @@ layout:
       - {name: FT, method: plain}
       - {name: LNSR, method: lnsr}
       - {name: best, best_of: [lnsr, deeper]}
+      - {name: cited, not_run: "others' number"}
     columns: [{name: p, value: p}, {name: max, statistics: [max]}]
     printed: {LNSR: {p: [1e-3]}, best: {max: [0.9]}}
 """
@@ -243,6 +244,43 @@ def test_p_values_and_the_best_of_several(write, reproduced) -> None:
     assert found["LNSR", "p"]["verdict"] == "no interval"
     assert found["best", "max"]["found"]["max"] == pytest.approx(max(by["lnsr"] + by["deeper"]))
     assert found["best", "max"]["found"]["n"] == 6
+    assert found["best", "p"]["found"] is None  # a seed has several runs, and no pair
+    assert found["best", "p"]["verdict"] == "not printed"
+    assert found["cited", "p"]["verdict"] == "not run"
+    assert found["cited", "p"]["found"] is None
+
+
+def test_gains_over_the_best_of_several_have_no_pairs(write, reproduced) -> None:
+    of_best = P_VALUES.replace("baseline: FT", "baseline: best")
+    found = cells(reproduced(load_study(write(of_best))))
+    assert found["LNSR", "max"]["gain"] is None
+    assert found["LNSR", "p"]["found"] is None
+
+
+def test_a_cell_that_names_no_method_mixes_no_runs(write, reproduced) -> None:
+    unnamed = OF_MODELS.replace(", method: lnsr, model: model-one", ", model: model-one")
+    found = cells(reproduced(load_study(write(unnamed + TASK, common=""))))
+    assert found["one, FT", "score"]["found"]["n"] == 2
+    assert found["one, LNSR", "score"]["found"] is None
+
+
+def test_what_is_known_of_the_own_data_alone_is_not_shown_of_others(write, reproduced) -> None:
+    ood = "task: [{name: one, text_columns: [text], ood: {films: adv_sst2}}]\n"
+    columns = (
+        "{name: score, data: films}, {name: ece, value: ece, data: films}, "
+        "{name: train, value: train, data: films}, {name: own, value: ece}"
+    )
+    text = OF_MODELS.replace("{name: score}", columns) + ood
+    found = cells(reproduced(load_study(write(text, common=""))))
+    verdicts = {
+        name: found["one, FT", name]["verdict"] for name in ("score", "ece", "train", "own")
+    }
+    assert verdicts == {
+        "score": "not printed",
+        "ece": "not run",
+        "train": "not run",
+        "own": "not printed",
+    }
 
 
 def test_a_page_with_p_values_names_their_test(write, reproduced, tmp_path: Path) -> None:

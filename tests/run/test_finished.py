@@ -15,6 +15,7 @@ from smoothtune.evaluation.predict import predict
 from smoothtune.evaluation.run import evaluate
 from smoothtune.models import load
 from smoothtune.run import train as train_module
+from smoothtune.run.output import STAGING, publish
 from smoothtune.run.train import train
 from smoothtune.run.trainer import RunTrainer
 
@@ -109,6 +110,22 @@ def test_a_change_is_seen(folder: Path, change, told: str) -> None:
     change(folder)
     with pytest.raises(OutputError, match=f"holds this run, finished, but .*{told}"):
         train(config_of(), console=SILENT)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_folder_beside_the_weights_is_replaced_and_can_be_read(tmp_path: Path, killed) -> None:
+    """As the chat templates of a tokenizer that has several."""
+    for name in ("old", "new"):
+        templates = tmp_path / STAGING / "additional_chat_templates"
+        templates.mkdir(parents=True)
+        (templates / f"{name}.jinja").write_text(name)
+        (tmp_path / STAGING / "README.md").write_text(name)
+        if killed:
+            (tmp_path / "result.json").unlink(missing_ok=True)
+        publish(tmp_path, {"config": {}}, keep_checkpoints=False)
+    folder = tmp_path / "additional_chat_templates"
+    assert [path.name for path in folder.iterdir()] == ["new.jinja"]
+    assert folder.stat().st_mode & 0o500 == 0o500  # not that of a file
 
 
 def test_nothing_to_do(folder: Path, monkeypatch) -> None:

@@ -46,6 +46,12 @@ def test_the_file_describes_the_same_runs(options: dict, tmp_path: Path) -> None
         write_comparison(run, ["plain"], 2)
 
 
+def test_a_field_that_has_the_default_of_other_tasks_is_told(tmp_path: Path) -> None:
+    options = {"task": "squad", "max_seq_length": 128, "output_dir": str(tmp_path / "out")}
+    run = load_config(options=options, methods=["l2_sp"])
+    assert comparison_study(run, [], 2)["max_seq_length"] == 128
+
+
 def test_plain_alone_is_no_comparison(options: dict) -> None:
     with pytest.raises(ConfigError, match="compares plain with plain"):
         comparison_study(load_config(options=options), ["plain"], 3)

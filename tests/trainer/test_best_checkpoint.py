@@ -8,15 +8,16 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.training import Rows, arguments
-from smoothtune import L2SP, SmoothTrainer
+from smoothtune import L2SP, LNSR, SmoothTrainer
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.manifest import why_unusable
+from smoothtune.trainer.model_record import last_scores
 
 BEST, STEPS = 2, 4
 
 
-def trainer_in(folder: Path, **changes) -> SmoothTrainer:
+def trainer_in(folder: Path, methods=None, **changes) -> SmoothTrainer:
     """One whose score is best after step `BEST`."""
     settings = {
         "max_steps": STEPS,
@@ -37,7 +38,7 @@ def trainer_in(folder: Path, **changes) -> SmoothTrainer:
         train_dataset=Rows(32),
         eval_dataset=Rows(8),
         compute_metrics=lambda _: {"nearness": -abs(trainer.state.global_step - BEST)},
-        regularizers=[L2SP()],
+        regularizers=methods or [L2SP()],
     )
     return trainer
 
@@ -68,6 +69,27 @@ def test_the_last_checkpoint_is_there_when_the_best_is_loaded(tmp_path: Path, ev
     assert same(trainer.model, weights(every, BEST))
     last, expected = weights(tmp_path, STEPS), weights(every, STEPS)
     assert all(torch.equal(last[name], expected[name]) for name in expected)
+
+
+def test_the_scores_of_a_record_are_those_of_the_weights_beside_it(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.train()
+    assert last_scores(trainer)["nearness"] == 0  # the best, and not the last
+    trainer.compute_metrics = lambda _: {"nearness": 5}
+    trainer.evaluate()  # of what was loaded
+    assert last_scores(trainer)["nearness"] == 5
+    last = trainer_in(tmp_path / "last", load_best_model_at_end=False)
+    last.train()
+    assert last_scores(last)["nearness"] == BEST - STEPS
+
+
+def test_a_term_that_acted_in_an_earlier_training_has_acted(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, [LNSR(weight=1.0, ramp_start=2)], load_best_model_at_end=False)
+    trainer.compute_metrics = lambda _: {"nearness": -trainer.state.global_step}
+    trainer.train()
+    assert trainer.state.best_global_step == 3
+    trainer.train()
+    assert trainer.state.best_global_step == 1
 
 
 @pytest.mark.parametrize("leaves_old", [False, True])

@@ -317,3 +317,21 @@ def test_logs_are_those_of_what_was_applied_however_an_update_is_cut(tmp_path):
             whole = entry["loss/task"] + entry["loss/lnsr"]
             assert entry["loss"] == pytest.approx(whole, abs=1e-4)
         assert one["lnsr/share"] > 0
+
+
+@pytest.mark.parametrize("logging_steps", [1, 2, 9])
+def test_the_loss_of_a_training_is_that_of_what_was_applied(tmp_path, logging_steps):
+    """Whether updates were logged or not: the mean of their task's loss and term."""
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    torch.manual_seed(0)
+    trainer = trainer_of(tmp_path, max_steps=3, logging_steps=logging_steps, **settings)
+    with fixed_draws():
+        output = regularize(trainer, LNSR(share=0.5)).train()
+    torch.manual_seed(0)
+    each = trainer_of(tmp_path, max_steps=3, logging_steps=1, **settings)
+    with fixed_draws():
+        regularize(each, LNSR(share=0.5)).train()
+    logged = [e["loss/task"] + e["loss/lnsr"] for e in each.state.log_history if "loss" in e]
+    assert output.training_loss == pytest.approx(sum(logged) / 3, rel=1e-5)
+    assert output.metrics["train_loss"] == output.training_loss
+    assert trainer.state.log_history[-1]["train_loss"] == output.training_loss

@@ -232,6 +232,13 @@ def test_no_inodes_left(copy: Path, monkeypatch, owner, name: str, error: Except
         ([LNSR(weight=2.0), L2SP()], {}, "lnsr.weight 1.0, here 2.0"),
         (None, {"seed": 1}, "seed 42, here 1"),
         (None, {"learning_rate": 0.5}, "learning_rate 0.01, here 0.5"),
+        (None, {"optim_args": "foreach=True"}, "optim_args None, here 'foreach=True'"),
+        (None, {"dataloader_drop_last": True}, "dataloader_drop_last False, here True"),
+        (
+            None,
+            {"train_sampling_strategy": "random"},
+            "train_sampling_strategy 'sequential', here 'random'",
+        ),
         (None, {"per_device_train_batch_size": 4}, "per_device_train_batch_size 8, here 4"),
     ],
 )

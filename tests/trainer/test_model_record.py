@@ -83,6 +83,19 @@ def test_a_result_of_the_users_own_is_not_overwritten(tmp_path) -> None:
     assert record["log_history"][-1]["mine"] is None
 
 
+def test_rows_of_several_validation_sets_are_told_by_name(tmp_path) -> None:
+    trainer = SmoothTrainer(
+        model=tiny_model("bert", dtype=torch.float32),
+        args=arguments(tmp_path),
+        train_dataset=Rows(),
+        eval_dataset={"near": Rows(8), "far": Rows(16)},
+        regularizers=LNSR(weight=0.25),
+    )
+    trainer.save_model()
+    data = json.loads((tmp_path / "result.json").read_text())["data"]
+    assert data == {"train": len(Rows()), "validation": {"near": 8, "far": 16}}
+
+
 def test_a_folder_of_a_trainer_is_no_finished_run(tmp_path) -> None:
     """And asks an evaluation for the task."""
     trainer = SmoothTrainer(

@@ -23,7 +23,7 @@ from smoothtune import (
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.manifest import STATE_FILE
-from smoothtune.trainer.regularized import TermMeans
+from smoothtune.trainer.term_means import TermMeans
 
 
 def plain_collator(rows):

@@ -4,7 +4,9 @@ from itertools import product
 
 import pytest
 import torch
+from datasets import Dataset
 from torch.utils.data import RandomSampler
+from transformers import Trainer
 
 from helpers.causal import Texts, tiny_language_model
 from helpers.training import Rows, arguments, collate
@@ -22,6 +24,7 @@ from smoothtune import (
     Plain,
     RDrop,
     SmoothTrainer,
+    regularize,
 )
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import fixed_draws, tiny_model
@@ -116,6 +119,42 @@ def test_labeled_rows_come_in_the_order_that_they_have_alone(tmp_path, strategy)
     alone = order(None, 1)
     assert order(Rows(40, seed=9), 2) == alone
     assert (alone[:4] != alone[4:]) == (strategy == "random")
+
+
+def test_the_order_leaves_generators_of_accelerators_alone(monkeypatch):
+    """From which dropout draws: all processes and epochs would have the same masks."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded"))
+    state = torch.get_rng_state()
+    assert len(list(AlternatingBatches(RandomSampler(range(8)), 8, 4, "step", 1, seed=0))) == 4
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_columns_that_the_model_does_not_take_are_dropped_beside_unlabeled_rows_too(tmp_path):
+    def rows(count):
+        columns = {name: x.tolist() for name, x in collate(list(map(dict, Rows(count)))).items()}
+        return Dataset.from_dict(columns | {"text": ["a film"] * count})
+
+    class Tensors:
+        def __call__(self, rows):
+            return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+    args = arguments(
+        tmp_path,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        remove_unused_columns=True,
+    )
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=args,
+        train_dataset=rows(8),
+        data_collator=Tensors(),
+        regularizers=[VAT()],
+        unlabeled_dataset=rows(8),
+    )
+    labeled, unlabeled, *_ = trainer.get_train_dataloader()
+    assert set(labeled) == {"input_ids", "attention_mask", "labels"}
+    assert set(unlabeled) == {"input_ids", "attention_mask", "unlabeled"}
 
 
 def test_dual_mode_trains_on_both_and_takes_labels_of_none(tmp_path):
@@ -337,6 +376,23 @@ def test_a_run_goes_on_in_the_order_it_began_with(tmp_path):
     other = dual(tmp_path, LNSR(weight=1.0), alternate="batch", **cut)
     with pytest.raises(CheckpointError, match="alternate None, here 'batch'"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_a_loader_of_the_users_own_is_not_left_out_silently(tmp_path, by_class):
+    class Weighted(Trainer):
+        def get_train_dataloader(self):
+            return super().get_train_dataloader()
+
+    settings = {"args": arguments(tmp_path), "train_dataset": Rows(8)}
+    trainer = (Weighted if by_class else Trainer)(model=tiny_model("bert"), **settings)
+    if not by_class:
+        trainer.get_train_dataloader = lambda: []
+    before = type(trainer), vars(trainer).keys()
+    with pytest.raises(ValueError, match="a get_train_dataloader of your own.*_get_train_sampler"):
+        regularize(trainer, VAT(), unlabeled_dataset=Rows(8), alternate="step")
+    assert (type(trainer), vars(trainer).keys()) == before
+    regularize(trainer, VAT())
 
 
 def test_an_order_that_is_none_is_refused(tmp_path):

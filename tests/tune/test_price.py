@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from smoothtune.config.tuning import load_tune
 from smoothtune.tune.price import expected_trainings, measure
@@ -29,11 +28,11 @@ def test_steps_on_frozen_weights_are_timed_as_they_are_trained(inputs: Path, sto
         "bf16": True,
     }
     deep = "lnsr:layer_weights=[1.0,1.0,1.0,1.0,1.0,1.0,1.0,1.0]"
-    times, misfits = measure(load_tune(options=options, methods=["r3f"]), Console(quiet=True))
+    times, misfits = measure(load_tune(options=options, methods=["r3f"]))
     assert times is not None
     assert times.plain > 0
     assert (list(times.ratios), misfits) == (["r3f"], {})
-    times, misfits = measure(load_tune(options=options, methods=[deep]), Console(quiet=True))
+    times, misfits = measure(load_tune(options=options, methods=[deep]))
     assert times is None
     assert "layer_weights has 8 entries" in misfits["lnsr"]
 

@@ -98,7 +98,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch):
 
     def put(score: Callable[[RunConfig], float]) -> None:
         times = StepTimes(0.1, dict.fromkeys(METHODS, 2.0), 1.0)
-        monkeypatch.setattr(tune_run, "measure", lambda tune, console: (times, {}))
+        monkeypatch.setattr(tune_run, "measure", lambda tune: (times, {}))
         monkeypatch.setattr(tune_run, "start_server", lambda: None)
         monkeypatch.setattr(tune_run, "Pool", lambda folder, *rest: MadeUp(Path(folder), score))
 

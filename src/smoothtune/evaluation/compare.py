@@ -38,8 +38,7 @@ class Run:
     def label(self) -> str:
         """Name and score, for a legend."""
         value = self.numbers("metrics")["metrics"][self.main_metric]["value"]
-        name = self.name if len(self.name) <= 30 else f"{self.name[:29]}…"
-        return f"{name} ({self.main_metric} {value:.3f})"
+        return f"{self.name} ({self.main_metric} {value:.3f})"
 
     @property
     def main_metric(self) -> str:

@@ -285,5 +285,6 @@ def paint_boxes(
 
 
 def _short(name: str) -> str:
+    """The end of a long name, by which paths differ."""
     name = printable(name)
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"

@@ -37,6 +37,8 @@ POINTS = 100
 """A difference of 0.01 of score is one point."""
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Begins a box no wider than the text."""
+DIGITS = 12
+"""After the point, up to which means that differ are not the same."""
 EQUAL = 1e-9
 """Relative difference of numbers up to which they are the same but for rounding."""
 EDGE, PADDING = 1, 3
@@ -208,7 +210,7 @@ def score_grid(
         for name, by_task in scores.items()
     ]
     means = {
-        task: {name: by_task[task].mean for name, by_task in scores.items() if task in by_task}
+        task: {n: round(of[task].mean, DIGITS) for n, of in scores.items() if task in of}
         for task in columns
     }
     row_of = {name: number for number, name in enumerate(scores)}
@@ -237,7 +239,7 @@ def averages_and_ranks(
     """
     table = pd.DataFrame(means).dropna()
     ranks = table.rank(ascending=False)
-    return table.mean(axis=1).round(12).to_dict(), ranks.mean(axis=1).to_dict()
+    return table.mean(axis=1).round(DIGITS).to_dict(), ranks.mean(axis=1).to_dict()
 
 
 def _most(values: Mapping[str, float]) -> Sequence[str]:

@@ -148,7 +148,8 @@ def _line(layout: FigureLayout, samples: Sequence[Sample]) -> list[CurvePoint]:
         if layout.kind == "reliability":
             x = float(min(int(point.x * BINS), BINS - 1))
         points.setdefault(x, []).append(point)
-    if layout.kind == "curve":  # where some runs end, a mean would be over others than before
+    # where some runs end, a mean would be over others than before
+    if layout.kind in ("curve", "training"):
         points = {x: found for x, found in points.items() if len(found) == len(samples)}
     join = {"reliability": _pooled, "settings": _estimated, "sizes": _estimated}
     make = join.get(layout.kind, _ranged)

@@ -93,7 +93,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     drawn = [_drawn(number, layout, runs) for number, layout in enumerate(study.config.layout, 1)]
     for item in drawn:
         _write_files(item, folder)
-    title, said = study.config.title or study.name, [*_sentences(study, runs, drawn)]
+    title, said = study.config.title or study.name, [*_sentences(runs, drawn)]
     content = {
         "name": study.name,
         "title": title,
@@ -243,7 +243,7 @@ def _at_chance(runs: Runs) -> Iterator[Sentence]:
             )
 
 
-def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
+def _sentences(runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
     """What can be said in a line."""
     done, asked = len(runs.done), len(runs.asked)
     yield Sentence("note" if done == asked else "fragile", f"{done} of {asked} runs are done.")

@@ -59,9 +59,10 @@ class Runs:
         ]
 
     def of(self, about: About) -> list[Run]:
-        """The same; none where they are not of one condition."""
+        """The same; none where they are not of one condition, or of several labels unasked."""
         found = self.matching(about)
-        return found if len({run.cell.condition for run in found}) == 1 else []
+        labels = {None if about.best_of else run.cell.label for run in found}
+        return found if len({run.cell.condition for run in found}) == len(labels) == 1 else []
 
     def values(self, about: About) -> Values:
         """The number of each of these runs that has it."""
@@ -122,6 +123,8 @@ def number_of(run: Run, about: About) -> float | None:
     """One number of a run; None if it was not measured."""
     if about.curve is not None:
         return _on_curve(run, about)
+    if about.data is not None and about.value in ("train", "ece"):
+        return None  # known of the run's own data alone
     if about.data is not None:
         metrics = _elsewhere(run, about.data, about.share)
     elif about.value == "train":

@@ -125,11 +125,11 @@ def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
         for column in layout.columns:
             key = (row.name, column.name)
             about = layout.about.merged(row).merged(column)
+            base = values.get((layout.baseline or "", column.name), {})
             if about.value == "p":
-                cells[key] = _p_value(layout, row, column, runs)
+                cells[key] = _p_value(layout, row, column, values[key], base)
                 continue
             scaled = {k: factor * v for k, v in values[key].items()}
-            base = values.get((layout.baseline or "", column.name), {})
             cells[key] = _cell(
                 layout, row, column, scaled, {k: factor * v for k, v in base.items()}, cut
             )
@@ -173,8 +173,7 @@ def _cell(
         gap,
         verdict(found, judged, gap, cut_short=cut),
     )
-    # several labels have the same seeds, and no pairs
-    if layout.baseline in (None, row.name) or found is None or row.best_of:
+    if layout.baseline in (None, row.name) or found is None:
         return cell
     return _with_gain(cell, layout, column, values, base, cut)
 
@@ -205,8 +204,13 @@ def _with_gain(
 
 
 def _gains(values: Values, base: Values) -> list[float]:
-    """The numbers minus the baseline's, of the seeds that both have."""
+    """The numbers minus the baseline's, of the seeds that both have.
+
+    Empty where a seed is that of several labels, whose runs are no pairs.
+    """
     ours, plain = ({seed: v for (_, seed), v in each.items()} for each in (values, base))
+    if len(ours) < len(values) or len(plain) < len(base):
+        return []
     return [ours[seed] - plain[seed] for seed in ours if seed in plain]
 
 
@@ -225,19 +229,18 @@ def _printed(layout: TableLayout, row: str, column: Line) -> Printed:
     return dict(zip(column.statistics or layout.statistics, numbers, strict=False))
 
 
-def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs) -> TableCell:
-    """A p-value against the baseline's runs of the same seeds; it gets no verdict.
+def _p_value(
+    layout: TableLayout, row: Line, column: Line, values: Values, base: Values
+) -> TableCell:
+    """A p-value of scores against the baseline's of the same seeds; it gets no verdict.
 
-    It is not defined for one seed, nor for differences that are all the same.
+    It is not defined for one seed, for differences that are all the same, nor for several labels.
     """
-    of_score = layout.about.merged(row).merged(column).model_copy(update={"value": None})
-    base = next(line for line in layout.rows if line.name == layout.baseline)
-    of_base = layout.about.merged(base).merged(column).model_copy(update={"value": None})
-    gaps = _gains(runs.values(of_score), runs.values(of_base))
-    printed = _printed(layout, row.name, column)
-    p = p_value(gaps) if row.name != base.name else None
+    gaps, printed = _gains(values, base), _printed(layout, row.name, column)
+    p = p_value(gaps) if row.name != layout.baseline else None
     found = None if p is None else Summary(len(gaps), p, None, p, p)
-    kind: Verdict = "not run" if not gaps else "no interval" if printed else "not printed"
+    done = values and base
+    kind: Verdict = "not run" if not done else "no interval" if printed else "not printed"
     return TableCell(row.name, column.name, printed, found, None, None, kind)
 
 

@@ -115,10 +115,15 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     check_owned(folder)
     replaced = read_json(folder / RESULT) or {}
     (folder / RESULT).unlink(missing_ok=True)
-    for name in set(replaced.get("files", [])) - set(names):
-        (folder / Path(name).name).unlink(missing_ok=True)
-    for name in names:  # safetensors writes files with owner-only permissions
-        shutil.copymode(staging / CARD, staging / name)
+    listed = replaced.get("files", [])
+    for path in [path for path in folder.iterdir() if path.name in {*names, *listed}]:
+        if path.is_dir():  # as of chat templates: a folder takes the place of no other
+            shutil.rmtree(path)
+        elif path.name not in names:
+            path.unlink()
+    for path in staging.rglob("*"):  # safetensors writes files with owner-only permissions
+        if path.is_file():
+            shutil.copymode(staging / CARD, path)
     for name in names:
         os.replace(staging / name, folder / name)
     os.replace(staging / RESULT, folder / RESULT)
@@ -184,8 +189,9 @@ def push(config: RunConfig, result: dict[str, Any], console: Console) -> None:
     """
     if not config.push_to_hub:
         return
-    folder = Path(config.output_dir)
+    folder, files = Path(config.output_dir), result["files"]
     name = config.hub_model_id or folder.resolve().name
+    folders = [f"{name}/*" for name, digest in files.items() if digest is None]
     try:
         with quiet():
             repository = huggingface_hub.create_repo(
@@ -194,7 +200,7 @@ def push(config: RunConfig, result: dict[str, Any], console: Console) -> None:
             huggingface_hub.upload_folder(
                 repo_id=repository.repo_id,
                 folder_path=folder,
-                allow_patterns=[*result["files"], RESULT],
+                allow_patterns=[*files, *folders, RESULT],
                 commit_message="Model trained with smoothtune",
             )
     except Exception as error:  # of the network, of rights, of names

@@ -32,6 +32,7 @@ from smoothtune.trainer.task_loss import TrainerLoss
 from smoothtune.trainer.trl import trl_problems
 from smoothtune.trainer.unlabeled import Alternate
 
+LOADER = "get_train_dataloader"
 MAIN_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
 
 VERIFIED = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
@@ -204,6 +205,15 @@ def check_unlabeled(
         refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
     if trainer.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         refuse(["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"])
+    mro = type(trainer).__mro__  # first `Regularized`, then the trainer's own
+    _, loader, *_ = (vars(c)[LOADER] for c in mro if LOADER in vars(c))
+    if not loader.__module__.startswith(("transformers.", "trl.", "smoothtune.")):
+        refuse(
+            [
+                f"unlabeled_dataset with a {LOADER} of your own, whose batches would not be used: "
+                "override _get_train_sampler, which decides on the order of the labeled rows"
+            ]
+        )
     missing = missing_inputs(trainer.train_dataset, rows)
     if missing:
         refuse(

@@ -73,11 +73,23 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
 
 
 def last_scores(trainer: Trainer) -> dict[str, float]:
-    """Scores of the last evaluation, without the prefix ``eval_``; empty if there was none."""
-    last: dict[str, Any] = next((e for e in reversed(_log(trainer)) if "eval_loss" in e), {})
+    """Scores of the last evaluation of the weights that the model has, without ``eval_``.
+
+    Where the best checkpoint was loaded at the end of the training, evaluations in the training
+    are of other weights, but for the best. Empty if there was none.
+    """
+    state = trainer.state
+    loaded = trainer.args.load_best_model_at_end and state.best_model_checkpoint
+    ended, own = False, dict[str, Any]()
+    for entry in reversed(_log(trainer)):
+        ended |= "train_runtime" in entry
+        other = loaded and ended and entry.get("step") != state.best_global_step
+        if "eval_loss" in entry and not other:
+            own = entry
+            break
     return {
         name.removeprefix("eval_"): value
-        for name, value in last.items()
+        for name, value in own.items()
         if name.startswith("eval_") and not name.endswith(TIMES)
     }
 
@@ -135,7 +147,10 @@ def _is_of_others(path: Path) -> bool:
     return path.exists() and b'"method_versions"' not in path.read_bytes()
 
 
-def _rows(dataset: Any) -> int | None:
+def _rows(dataset: Any) -> Any:
+    """Number of rows; None where it is not known."""
+    if isinstance(dataset, dict):  # several, by name
+        return {name: _rows(each) for name, each in dataset.items()}
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, Trainer, TrainerCallback
+from transformers.trainer_utils import TrainOutput
 
 from smoothtune.core.non_finite import finite_weights
 from smoothtune.core.objective import Objective
@@ -25,6 +24,7 @@ from smoothtune.nn.hf_versions import DIVIDES, undivided
 from smoothtune.nn.model_facts import declaring
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.model_record import extend_card, write_record
+from smoothtune.trainer.term_means import TermMeans
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,11 @@ class Regularized(Trainer):
             binding.read_rows()
             checkpoint = str(binding.resume_from) if binding.resume_from else None
             with binding.checkpoints.all_kept():
-                return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+                output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
+            if isinstance(output, TrainOutput):  # whose metrics `log` has had
+                applied = output.metrics.get("train_loss", output.training_loss)
+                return output._replace(training_loss=applied)
+            return output
         except UnpicklingError as error:
             raise CheckpointError(
                 f"{binding.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth "
@@ -174,9 +178,14 @@ class Regularized(Trainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the mean of every term since the last log to the Trainer's training logs."""
+        """Add the mean of every term since the last log to the Trainer's training logs.
+
+        The loss of the whole training, too, is that with bounded terms as they were applied.
+        """
         if self._binding.attached and "loss" in logs:
             logs = logs | self._means.read(logs["loss"], self.accelerator)
+        if self._binding.attached and "train_runtime" in logs:
+            logs["train_loss"] += self._means.read_excess(self.accelerator)
         super().log(logs, *args, **kwargs)
 
     # --- what is written ---------------------------------------------------------------------
@@ -194,8 +203,8 @@ class Regularized(Trainer):
 
         Nor is one without metrics, which a signal has cut short.
         """
-        methods = self._binding.objective.regularizers.values()
-        acted = all_have_acted(methods, self.state.global_step)
+        objective = self._binding.objective  # whose updates are those of earlier trainings, too
+        acted = all_have_acted(objective.regularizers.values(), objective.step)
         return bool(metrics) and acted and super()._determine_best_metric(metrics, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -215,75 +224,6 @@ class Regularized(Trainer):
         card = Path(str(self.args.output_dir), "README.md")
         if self.is_world_process_zero() and card.exists():
             extend_card(self, self._binding.objective, card)
-
-
-class TermMeans:
-    """Means of terms since the last log of a training, kept on the device until they are read.
-
-    Args:
-        objective: whose terms are added.
-    """
-
-    def __init__(self, objective: Objective):
-        self.objective = objective
-        bounded = objective.strengths.bounded
-        self._of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = defaultdict(int)
-        # sums of what bounded terms had up to the last log, or before a part that is resumed
-        self.applied = dict(objective.strengths.sums)
-        self.step = objective.step
-
-    def add(self, terms: dict[str, Tensor], part: float) -> None:
-        """Add the terms of a batch.
-
-        Args:
-            terms: () by name.
-            part: of its update's batches that are of its kind.
-        """
-        for name, value in terms.items():
-            if name == "loss" or name in self._of_updates:
-                continue
-            weighed = part * value if part != 1 and name.startswith("loss/") else value
-            self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
-            self.counts[name] += 1
-
-    def read(self, loss: float, accelerator: Accelerator) -> dict[str, float]:
-        """The means, over processes too.
-
-        Terms with a bound are as they were applied, and the loss, too: what a batch has returned
-        knows nothing of the other batches and processes of its update.
-
-        Args:
-            loss: the mean of what the batches have returned, over the updates.
-            accelerator: of the trainer.
-        """
-        means = {name: x.float() / self.counts[name] for name, x in self.sums.items()}
-        logs = {"loss": loss} | _over_processes(means, accelerator)
-        self.sums.clear()
-        self.counts.clear()
-        strengths = self.objective.strengths
-        steps, self.step = strengths.step - self.step, strengths.step
-        before, self.applied = self.applied, dict(strengths.sums)
-        for name, sums in self.applied.items():
-            new = sums - before[name].to(sums) if name in before else sums
-            updates, share, _, bounded, weight, applied, returned = accelerator.reduce(
-                new, reduction="mean"
-            ).tolist()
-            if updates:
-                logs |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
-                logs |= {f"{name}/weight": weight / updates, f"loss/{name}": applied / updates}
-                logs["loss"] += (applied - returned) / max(steps, 1)
-        return logs
-
-
-def _over_processes(means: dict[str, Tensor], accelerator: Accelerator) -> dict[str, float]:
-    """Means of () tensors, in the order of their names."""
-    if not means:
-        return {}
-    names = sorted(means)
-    values = accelerator.reduce(torch.stack([means[name] for name in names]), reduction="mean")
-    return dict(zip(names, values.tolist(), strict=True))
 
 
 class Events(TrainerCallback):

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.objective import Objective
-from smoothtune.nn.hf_versions import warmup_steps
+from smoothtune.nn.hf_versions import sampling_strategy, warmup_steps
 
 ARGUMENTS = (
     "seed",
@@ -22,17 +22,21 @@ ARGUMENTS = (
     "world_size",
     "learning_rate",
     "lr_scheduler_type",
+    "lr_scheduler_kwargs",
     "optim",
+    "optim_args",
     "weight_decay",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
     "max_grad_norm",
     "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "dataloader_drop_last",
     "bf16",
     "fp16",
 )
-"""Arguments that decide what an update does; the number of steps may grow."""
+"""Arguments that decide what an update does and reads; the number of steps may grow."""
 CUT = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
 """How an update is cut, which a run may change whose order of rows stays the same."""
 EXAMPLES = "examples per update"
@@ -52,6 +56,7 @@ def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
         run |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
     run |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
     run["warmup_steps"] = warmup_steps(trainer.args)
+    run["train_sampling_strategy"] = sampling_strategy(trainer.args)
     if trainer.is_fsdp_enabled:
         run["weights in parts"] = "FSDP2"
     return run | getattr(trainer, "run_identity", {})

@@ -14,7 +14,8 @@ from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
-from smoothtune.trainer.regularized import Events, Regularized, TermMeans, put_in_front
+from smoothtune.trainer.regularized import Events, Regularized, put_in_front
+from smoothtune.trainer.term_means import TermMeans
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)

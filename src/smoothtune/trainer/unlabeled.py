@@ -83,7 +83,7 @@ class AlternatingBatches(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         size, count = self.batch_size, self.turn * self.updates
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed)
+            torch.default_generator.manual_seed(self._seed)  # those of accelerators stay
             rows = cycle(list(self.order))  # fills the last update, so that all have one size
         labeled = [list(islice(rows, size)) for _ in range(count)]
         drawn = self._drawn(count * size)
@@ -205,10 +205,12 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
             alternate,
         )
     rows: Any = ConcatDataset([labeled, WithoutLabels(unlabeled, labels)])  # type: ignore[list-item]
+    # as the Trainer does for rows of any other class than that of datasets
+    collate = trainer._get_collator_with_removed_columns(trainer.data_collator, "training")
     loader = DataLoader(
         rows,
         batch_sampler=sampler,
-        collate_fn=MarkingCollator(trainer.data_collator),
+        collate_fn=MarkingCollator(collate),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
     )

@@ -40,7 +40,7 @@ class StepTimes:
     """Seconds to load data and model."""
 
 
-def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, str]]:
+def measure(tune: Tune) -> tuple[StepTimes | None, dict[str, str]]:
     """Time a step of every method, which shows those that do not fit the model too.
 
     Returns:

@@ -41,10 +41,11 @@ BEST_FILE = (
     "rows. The evaluation rows were not used here."
 )
 FRESH_RUNS = (
-    "Best method and best plain setting with seeds and held-out rows that the search has not seen, "
-    "each pair trained on the same {trained} of {rows} training rows. The interval is Student's "
-    "for paired differences, as wide as if all runs after the first of every row were no new "
-    "evidence; that the truth is below it has a chance of 5 %. A point is 0.01."
+    "Best method and best plain setting with seeds and held-out parts that the search has not had. "
+    "The rows are those of the search. Each pair is trained on the same {trained} of {rows} rows. "
+    "The interval is Student's for paired differences, as wide as if all runs after the first of "
+    "every row were no new evidence; that the truth is below it has a chance of 5 %. A point is "
+    "0.01."
 )
 TRIALS = (
     "All trials are in trials.csv. Folds: held-out parts that a setting was scored on; the best "
@@ -75,7 +76,7 @@ def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> di
 
 def run_file(tune: Tune, found: Found) -> str:
     """A run file that trains the pick on all training rows; JSON values are YAML."""
-    given = tune.run.in_force(exclude_defaults=True)
+    given = tune.run.in_force(exclude_unset=True)
     given |= {"task": tune.run.task, "model": tune.run.model} | found.pick.setting.changes()
     given["output_dir"] = str(Path(tune.run.output_dir) / "model")
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
@@ -157,8 +158,9 @@ def _sections(
         yield Section(f"Trials: {arm}", [_trials_table(found, arm)])
     yield Section("All trials", [TRIALS, *([Figures(plots)] if plots else [])])
     asked = (
-        f"Budget {settings.budget}, held_out {settings.held_out}, folds {settings.folds}, "
-        f"confirm_runs {settings.confirm_runs}, round_size {settings.round_size}."
+        f"Budget {settings.budget}, held_out {settings.held_out} (one of {settings.num_parts} "
+        f"parts), folds {settings.folds}, confirm_runs {settings.confirm_runs}, round_size "
+        f"{settings.round_size}."
     )
     rows = [[name, version] for name, version in versions.items()]
     yield Section("How it was made", [asked, Table(["", "version"], rows, wraps=True)])

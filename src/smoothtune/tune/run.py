@@ -142,7 +142,7 @@ def _priced(
         ConfigError: a method that the user named does not fit, or none does.
     """
     say(console, "measuring the time of a step")
-    times, misfits = measure(tune, console)
+    times, misfits = measure(tune)
     if misfits and (tune.chosen_by_user or len(misfits) == len(tune.methods)):
         raise ConfigError([Problem("", f"methods.{name}", why) for name, why in misfits.items()])
     for name, why in misfits.items():

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from smoothtune.report.tables import Effect
+from smoothtune.report.tables import Effect, Summary
 
 RESAMPLES, SEED = 10_000, 0
 LEVEL = 0.05
@@ -56,7 +56,7 @@ def time_ratio(pairs: Iterable[tuple[TrainingTime, TrainingTime]]) -> float | No
 def p_value(gaps: ArrayLike) -> float | None:
     """p-value of the t-test of paired differences (N,); None without a variance to judge by."""
     x = np.asarray(gaps, np.float64)
-    if len(x) < 2 or np.ptp(x) == 0:
+    if len(x) < 2 or not Summary.of(x).sd:  # differences that are the same but for rounding
         return None
     with warnings.catch_warnings():  # nearly equal scores: imprecise, and far from significance
         warnings.simplefilter("ignore", RuntimeWarning)

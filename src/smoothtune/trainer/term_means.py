@@ -1,0 +1,92 @@
+"""What a training's log says of the losses: means over updates, as they were applied."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from smoothtune.core.objective import Objective
+
+
+class TermMeans:
+    """Means of terms since the last log of a training, kept on the device until they are read.
+
+    Args:
+        objective: whose terms are added; made where the training begins.
+    """
+
+    def __init__(self, objective: Objective):
+        self.objective = objective
+        bounded = objective.strengths.bounded
+        self._of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = defaultdict(int)
+        # sums of what bounded terms had before this training, and up to the last log
+        self.begun = self.applied = dict(objective.strengths.sums)
+        self.first_step = self.step = objective.step
+
+    def add(self, terms: dict[str, Tensor], part: float) -> None:
+        """Add the terms of a batch.
+
+        Args:
+            terms: () by name.
+            part: of its update's batches that are of its kind.
+        """
+        for name, value in terms.items():
+            if name == "loss" or name in self._of_updates:
+                continue
+            weighed = part * value if part != 1 and name.startswith("loss/") else value
+            self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
+            self.counts[name] += 1
+
+    def read(self, loss: float, accelerator: Accelerator) -> dict[str, float]:
+        """The means, over processes too.
+
+        Terms with a bound are as they were applied, and the loss, too: what a batch has returned
+        knows nothing of the other batches and processes of its update.
+
+        Args:
+            loss: the mean of what the batches have returned, over the updates.
+            accelerator: of the trainer.
+        """
+        means = {name: x.float() / self.counts[name] for name, x in self.sums.items()}
+        logs = {"loss": loss} | _over_processes(means, accelerator)
+        self.sums.clear()
+        self.counts.clear()
+        strengths = self.objective.strengths
+        steps, self.step = strengths.step - self.step, strengths.step
+        new, self.applied = self._since(self.applied, accelerator), dict(strengths.sums)
+        for name, (updates, share, _, bounded, weight, applied, returned) in new.items():
+            if updates:
+                logs |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
+                logs |= {f"{name}/weight": weight / updates, f"loss/{name}": applied / updates}
+                logs["loss"] += (applied - returned) / max(steps, 1)
+        return logs
+
+    def read_excess(self, accelerator: Accelerator) -> float:
+        """What was applied of the bounded terms, less what batches returned; a mean over updates.
+
+        Args:
+            accelerator: of the trainer.
+        """
+        steps = self.objective.strengths.step - self.first_step
+        whole = self._since(self.begun, accelerator).values()
+        return sum(applied - returned for *_, applied, returned in whole) / max(steps, 1)
+
+    def _since(self, before: dict[str, Tensor], accelerator: Accelerator) -> dict[str, list[float]]:
+        """What came to the sums of the bounded terms; means over processes."""
+        sums = self.objective.strengths.sums
+        new = {name: x - before[name].to(x) if name in before else x for name, x in sums.items()}
+        return {name: accelerator.reduce(x, reduction="mean").tolist() for name, x in new.items()}
+
+
+def _over_processes(means: dict[str, Tensor], accelerator: Accelerator) -> dict[str, float]:
+    """Means of () tensors, in the order of their names."""
+    if not means:
+        return {}
+    names = sorted(means)
+    values = accelerator.reduce(torch.stack([means[name] for name in names]), reduction="mean")
+    return dict(zip(names, values.tolist(), strict=True))
