@@ -172,6 +172,32 @@ def test_precedence_file_set_option(tmp_path: Path) -> None:
     assert (config.seed, config.max_steps, config.learning_rate) == (3, 2, 1e-3)
 
 
+def test_a_value_that_replaces_that_of_the_file_has_its_own_origin(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "data: x\ntext_columns:\n- a\n- b\n")
+    (problem,) = problems(path, overrides=["text_columns=[1]"])
+    assert problem.startswith("--set text_columns=[1]: text_columns[0]: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("max_unlabeled_samples: 9", "max_unlabeled_samples: needs unlabeled"),
+        ("eval_steps: 9", "eval_steps: needs eval_strategy: steps"),
+        (
+            "load_best_model_at_end: true\nearly_stopping_threshold: 0.1",
+            "early_stopping_threshold: needs early_stopping_patience",
+        ),
+    ],
+)
+def test_fields_that_would_do_nothing(tmp_path: Path, fields: str, message: str) -> None:
+    assert [x for x in problems(write(tmp_path, f"{MINIMAL}{fields}\n")) if message in x]
+
+
+def test_a_field_of_the_run_that_is_a_default_of_other_types_is_kept() -> None:
+    fields = {"task": "squad", "output_dir": "o", "max_seq_length": 128}
+    assert load_config(options=fields).in_force(exclude_unset=True)["max_seq_length"] == 128
+
+
 def test_set_reaches_into_methods(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL + "methods: [lnsr]\n")
     config = load_config(path, ["methods.lnsr.noise_ratio=0.1", "methods.l2_sp={alpha: 0.5}"])

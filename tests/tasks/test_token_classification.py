@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.scheme import BILOU
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, pipeline
 from typer.testing import CliRunner
@@ -150,6 +151,25 @@ def test_scores_are_those_of_seqeval(seed) -> None:
     assert found["recall"] == pytest.approx(recall_score(true, guess, zero_division=0))
     right = [a == b for x, y in zip(true, guess, strict=True) for a, b in zip(x, y, strict=True)]
     assert found["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_the_last_word_and_the_only_one_of_an_entity_may_be_l_and_u() -> None:
+    names = ("B-X", "I-X", "L-X", "O", "U-X")
+    task = describe_task("names", "token-classification", label_names=names)
+    rows = Dataset.from_dict({"labels": [[4, 4, 0, 2, 0, 2]], "example_id": [0]})
+    found = task.scorer.score(np.array([[4, 3, 0, 2, 3, 3]]), rows)
+    gold = [["U-X", "U-X", "B-X", "L-X", "B-X", "L-X"]]
+    guess = [["U-X", "O", "B-X", "L-X", "O", "O"]]
+    of_seqeval = f1_score(gold, guess, mode="strict", scheme=BILOU)
+    assert found["f1"] == pytest.approx(of_seqeval) == pytest.approx(2 / 3)
+
+
+def test_left_padding_is_refused(data, bert) -> None:
+    """Predictions are read from the left."""
+    tokenizer = load_base(str(bert)).tokenizer
+    tokenizer.padding_side = "left"
+    with pytest.raises(ModelError, match="token-classification needs .* pads on the right"):
+        prepare(data, TASK, tokenizer)
 
 
 @pytest.mark.parametrize(

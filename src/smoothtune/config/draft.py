@@ -39,8 +39,13 @@ class Draft:
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one field; its former value and origins are dropped."""
         self.values[key] = value
-        self.origins = {at: where for at, where in self.origins.items() if at[0] != key}
-        self.origins[key,] = origin
+        self._set_origin((key,), origin)
+
+    def _set_origin(self, location: Location, origin: str) -> None:
+        """A value was set as a whole: what lies in it has no origin of its own any more."""
+        end = len(location)
+        others = {at: where for at, where in self.origins.items() if at[:end] != location}
+        self.origins = others | {location: origin}
 
     def put_options(self, options: Mapping[str, Any]) -> None:
         """Set fields that were given on the command line; None: not given."""
@@ -73,7 +78,7 @@ class Draft:
                 self.problems.append(Problem("--set", key, message))
                 return
         target[last] = self.parse_value(value, f"--set {text}")
-        self.origins[path] = f"--set {text}"
+        self._set_origin(path, f"--set {text}")
 
     def parse_value(self, text: str, origin: str) -> Any:
         """Read a value as YAML does."""

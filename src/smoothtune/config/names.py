@@ -176,6 +176,8 @@ def check_combinations(draft: Draft) -> None:
     values = draft.values
     plain = set(values["methods"]) <= {"plain"}
     draft.refuse("needs a method that works without labels", "unlabeled", unless=not plain)
+    unlabeled = values.get("unlabeled") is not None
+    draft.refuse("needs unlabeled", "max_unlabeled_samples", unless=unlabeled)
     if clips := clipping_methods(values["methods"]):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
         draft.refuse(message, "max_grad_norm")
@@ -197,9 +199,13 @@ def check_combinations(draft: Draft) -> None:
     strategy = values.get("eval_strategy", "epoch")
     if strategy == "no":
         draft.refuse("needs evaluations in training: eval_strategy: epoch or steps", *BEST)
+    draft.refuse("needs eval_strategy: steps", "eval_steps", unless=strategy == "steps")
     if not any(values.get(name) for name in BEST):
-        scores = ("metric_for_best_model", "greater_is_better", "early_stopping_threshold")
+        scores = ("metric_for_best_model", "greater_is_better")
         draft.refuse(f"needs {' or '.join(BEST)}", *scores)
+    patience = bool(values.get("early_stopping_patience"))
+    message = "needs early_stopping_patience"
+    draft.refuse(message, "early_stopping_threshold", unless=patience)
     if values.get("load_best_model_at_end"):
         message = f"must be {strategy} with load_best_model_at_end; leave it out"
         saved = values.get("save_strategy") in ("no", strategy)

@@ -65,16 +65,17 @@ class RunConfig(RunFields):
         return 0.0 if clipping_methods(self.methods) else 1.0
 
     def in_force(
-        self, *, include: set[str] | None = None, exclude_defaults: bool = False
+        self, *, include: set[str] | None = None, exclude_unset: bool = False
     ) -> dict[str, Any]:
         """The fields as files and records show them: without those that say nothing of this run.
 
         Args:
             include: only these fields; None: all.
-            exclude_defaults: leave out what has its default.
+            exclude_unset: leave out what was not given. A default that was given stays: it may be
+                another one than that of the type of task.
         """
         return self.model_dump(
-            mode="json", include=include, exclude=self._silent(), exclude_defaults=exclude_defaults
+            mode="json", include=include, exclude=self._silent(), exclude_unset=exclude_unset
         )
 
     def identity(self) -> dict[str, Any]:

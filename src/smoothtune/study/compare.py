@@ -29,7 +29,7 @@ def comparison_study(run: RunConfig, others: Sequence[str], seeds: int) -> dict[
     Raises:
         ConfigError: there is nothing to compare.
     """
-    changed = run.in_force(include=set(RUN_FIELDS), exclude_defaults=True)
+    changed = run.in_force(include=set(RUN_FIELDS), exclude_unset=True)
     draft = Draft()
     entries: list[Any] = [draft.parse_method(spec, f"--compare {spec}") for spec in others]
     draft.stop_at_problems()

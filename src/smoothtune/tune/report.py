@@ -75,7 +75,7 @@ def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> di
 
 def run_file(tune: Tune, found: Found) -> str:
     """A run file that trains the pick on all training rows; JSON values are YAML."""
-    given = tune.run.in_force(exclude_defaults=True)
+    given = tune.run.in_force(exclude_unset=True)
     given |= {"task": tune.run.task, "model": tune.run.model} | found.pick.setting.changes()
     given["output_dir"] = str(Path(tune.run.output_dir) / "model")
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
