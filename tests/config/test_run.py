@@ -182,6 +182,7 @@ def test_a_value_that_replaces_that_of_the_file_has_its_own_origin(tmp_path: Pat
     ("fields", "message"),
     [
         ("max_unlabeled_samples: 9", "max_unlabeled_samples: needs unlabeled"),
+        ("alternate: step", "alternate: needs unlabeled"),
         ("eval_steps: 9", "eval_steps: needs eval_strategy: steps"),
         (
             "load_best_model_at_end: true\nearly_stopping_threshold: 0.1",
@@ -229,8 +230,11 @@ def test_method_option() -> None:
     assert draft.parse_method("plain", "--method") == {"name": "plain"}
     draft.stop_at_problems()
     draft.parse_method("lnsr:noise=standard,weight", "--method")
-    with pytest.raises(ConfigError, match="--method: methods.lnsr: 'weight' is not field=value"):
+    draft.parse_method("l2_sp:alpha=1,alpha=2", "--method")
+    with pytest.raises(ConfigError) as caught:
         draft.stop_at_problems()
+    assert "--method: methods.lnsr: 'weight' is not field=value" in str(caught.value)
+    assert "--method: methods.l2_sp: alpha is repeated" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,9 @@ class Draft:
                 groups[-1].append(part)
         for first, *others in groups:
             key, equals, value = first.partition("=")
+            if equals and key.strip() in fields:
+                message = f"{key.strip()} is repeated; keep one of them"
+                self.problems.append(Problem(origin, location, message))
             if equals:
                 fields[key.strip()] = self.parse_value(value, origin)
             if others or not equals:
