@@ -1,6 +1,7 @@
 """Token classification from words to entity scores."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,18 +12,25 @@ from rich.console import Console
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import BILOU
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, pipeline
+from transformers import (
+    DataCollatorForTokenClassification,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 from typer.testing import CliRunner
 
 from helpers.tiny_tasks import tag_data, write
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
 from smoothtune.core.quantities import QUANTITIES
+from smoothtune.data.batches import Collator
 from smoothtune.errors import DataError, ModelError
-from smoothtune.models.load import load_base
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.models.load import load_base, load_classifier
 from smoothtune.run.train import train
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import describe_task
+from smoothtune.tasks.token_classification import TagHead
 
 TASK = describe_task("names", "token-classification")
 
@@ -101,6 +109,19 @@ def test_the_first_token_of_a_word_has_its_tag(tmp_path) -> None:
     cut = prepare(tmp_path, TASK, pieces(tmp_path), max_seq_length=6)
     assert cut.train["labels"][0] == [-100, 2, -100, 0, 1, -100]
     assert cut.report.splits["train"].truncated == 2
+
+
+def test_batches_may_be_padded_beyond_the_longest_row(bert, data, monkeypatch) -> None:
+    """As they are on a GPU, to multiples of 8."""
+    base = load_base(str(bert))
+    prepared = prepare(data, TASK, base.tokenizer)
+    model, _ = load_classifier(base, prepared.task, seed=0)
+    predictor = Predictor(model.eval(), base.tokenizer, prepared.task)
+    expected = predictor.predict(prepared.validation)
+    longer = partial(Collator, base.tokenizer, 32, padding=DataCollatorForTokenClassification)
+    monkeypatch.setattr(TagHead, "collator", lambda head, tokenizer: longer())
+    assert expected.shape[1] < 32
+    assert (predictor.predict(prepared.validation) == expected).all()
 
 
 def test_names_come_from_the_columns_type(tmp_path) -> None:

@@ -130,8 +130,8 @@ class TagHead(Head):
         return max(rows["length"][:])
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
-        """The most likely tag of every token."""
-        return outputs["logits"].argmax(-1)
+        """The most likely tag of every token; on a GPU batches are padded beyond the longest row."""
+        return outputs["logits"].argmax(-1)[:, : self.prediction_width(rows)]
 
 
 @dataclass(frozen=True)
