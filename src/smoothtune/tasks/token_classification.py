@@ -130,7 +130,7 @@ class TagHead(Head):
         return max(rows["length"][:])
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
-        """The most likely tag of every token; on a GPU batches are padded beyond the longest row."""
+        """The most likely tag of every token; batches on a GPU are wider than their longest row."""
         return outputs["logits"].argmax(-1)[:, : self.prediction_width(rows)]
 
 
