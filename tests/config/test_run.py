@@ -178,6 +178,14 @@ def test_a_value_that_replaces_that_of_the_file_has_its_own_origin(tmp_path: Pat
     assert problem.startswith("--set text_columns=[1]: text_columns[0]: ")
 
 
+def test_a_field_of_two_types_is_one_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "class_weights:\n- 1\n- -2\nlora: {target_modules: [q, 3]}\n")
+    assert problems(path) == [
+        "run.yaml:5: class_weights[1]: must be greater than 0, not -2",
+        "run.yaml:6: lora.target_modules[1]: must be a valid string, not 3",
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -204,6 +212,8 @@ def test_set_reaches_into_methods(tmp_path: Path) -> None:
     config = load_config(path, ["methods.lnsr.noise_ratio=0.1", "methods.l2_sp={alpha: 0.5}"])
     assert config.methods["lnsr"]["noise_ratio"] == 0.1
     assert config.methods["l2_sp"]["alpha"] == 0.5
+    alone = load_config(write(tmp_path, MINIMAL), ["methods.l2_sp.alpha=0.5"])
+    assert list(alone.methods) == ["l2_sp"]  # in the place of plain
     assert problems(path, overrides=["seed"]) == ["--set: 'seed' is not key=value"]
     assert problems(path, overrides=["methods.lnsr.noise_ratio=-1"]) == [
         "--set methods.lnsr.noise_ratio=-1: methods.lnsr.noise_ratio: "

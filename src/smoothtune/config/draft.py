@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -14,6 +15,8 @@ from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
 
 _OF_OTHERS = re.compile(r"\s*([\w.]+:[A-Z]\w*)\s*(?::(.*))?$")
 """``module:Class`` and fields; names of fields begin with a small letter."""
+_MEMBER = re.compile(r"[\w-]+\[.*\]|constrained-\w+")
+"""What pydantic calls a member of a union in a location, such as ``list[constrained-float]``."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -145,8 +148,8 @@ class Draft:
         try:
             return model.model_validate(self.values if values is None else values)
         except ValidationError as error:
-            for detail in error.errors():
-                self.report(detail["loc"], message_of(detail, _fields_at(model, detail["loc"])))
+            for location, detail in _located(error):
+                self.report(location, message_of(detail, _fields_at(model, location)))
             self.stop_at_problems()
             raise
 
@@ -182,6 +185,21 @@ def message_of(detail: Any, choices: list[str], listing: str | None = None) -> s
     if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
         return message
     return f"{message}, not {detail['input']!r}"
+
+
+def _located(error: ValidationError) -> list[tuple[Location, Any]]:
+    """Errors with the location of each value; of those of a union's members, the innermost."""
+
+    def is_value(part: str | int) -> bool:
+        return _MEMBER.fullmatch(str(part)) is None
+
+    located, innermost = list[tuple[Location, Any, Location]](), dict[Location, int]()
+    for detail in error.errors():
+        location = tuple(filter(is_value, detail["loc"]))
+        union = tuple(takewhile(is_value, detail["loc"]))
+        located.append((location, detail, union))
+        innermost[union] = max(len(location), innermost.get(union, 0))
+    return [(at, detail) for at, detail, union in located if len(at) == innermost[union]]
 
 
 def _fields_at(model: Any, location: Location) -> list[str]:

@@ -143,7 +143,7 @@ def read_draft(
         draft.read()
     if not draft.values:  # an unreadable file: report that alone
         draft.stop_at_problems()
-    if any(override.startswith("methods") for override in overrides):
+    if "methods" in draft.values and any(each.startswith("methods") for each in overrides):
         name_methods(draft)
     for override in overrides:
         draft.override(override)
