@@ -189,8 +189,6 @@ def test_a_field_of_two_types_is_one_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ("max_unlabeled_samples: 9", "max_unlabeled_samples: needs unlabeled"),
-        ("alternate: step", "alternate: needs unlabeled"),
         ("eval_steps: 9", "eval_steps: needs eval_strategy: steps"),
         (
             "load_best_model_at_end: true\nearly_stopping_threshold: 0.1",

@@ -176,8 +176,6 @@ def check_combinations(draft: Draft) -> None:
     values = draft.values
     plain = set(values["methods"]) <= {"plain"}
     draft.refuse("needs a method that works without labels", "unlabeled", unless=not plain)
-    unlabeled = values.get("unlabeled") is not None
-    draft.refuse("needs unlabeled", "max_unlabeled_samples", "alternate", unless=unlabeled)
     if clips := clipping_methods(values["methods"]):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
         draft.refuse(message, "max_grad_norm")
