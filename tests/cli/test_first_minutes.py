@@ -149,11 +149,14 @@ def test_excel_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_cells_of_excel_are_texts(tmp_path: Path) -> None:
     workbook = pytest.importorskip("openpyxl").Workbook()
     rows = [["text", "label", "code"], ["good", 1, "007"], [None] * 3, ["NA", 0, 2.5]]
+    rows += [["bad", 0, None]]
     for row in rows:
         workbook.active.append(row)
     workbook.save(tmp_path / "rows.xlsx")
     found = load_rows(tmp_path / "rows.xlsx")
-    assert found[:] == {"text": ["good", "NA"], "label": ["1", "0"], "code": ["007", "2.5"]}
+    assert found["text"][:] == ["good", "NA", "bad"]
+    assert found["label"][:] == ["1", "0", "0"]
+    assert found["code"][:] == ["007", "2.5", ""]  # as in CSV
 
 
 @pytest.mark.parametrize("of_a_trainer", [False, True])

@@ -211,3 +211,9 @@ def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field:
     run = load_config(to)
     task = configured_task(run)
     assert len(task.with_labels(task.load_splits(str(file))["train"]).label_names) == len(labels)
+
+
+def test_a_file_that_is_sorted_by_its_labels() -> None:
+    columns = {"words": [f"a film {i}" for i in range(12_000)], "kind": ["x"] * 6000 + ["y"] * 6000}
+    found = guess(Dataset.from_dict(columns))
+    assert (found.text_columns, found.label_column) == (["words"], "kind")

@@ -172,11 +172,46 @@ def test_precedence_file_set_option(tmp_path: Path) -> None:
     assert (config.seed, config.max_steps, config.learning_rate) == (3, 2, 1e-3)
 
 
+def test_a_value_that_replaces_that_of_the_file_has_its_own_origin(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "data: x\ntext_columns:\n- a\n- b\n")
+    (problem,) = problems(path, overrides=["text_columns=[1]"])
+    assert problem.startswith("--set text_columns=[1]: text_columns[0]: ")
+
+
+def test_a_field_of_two_types_is_one_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "class_weights:\n- 1\n- -2\nlora: {target_modules: [q, 3]}\n")
+    assert problems(path) == [
+        "run.yaml:5: class_weights[1]: must be greater than 0, not -2",
+        "run.yaml:6: lora.target_modules[1]: must be a valid string, not 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("eval_steps: 9", "eval_steps: needs eval_strategy: steps"),
+        (
+            "load_best_model_at_end: true\nearly_stopping_threshold: 0.1",
+            "early_stopping_threshold: needs early_stopping_patience",
+        ),
+    ],
+)
+def test_fields_that_would_do_nothing(tmp_path: Path, fields: str, message: str) -> None:
+    assert [x for x in problems(write(tmp_path, f"{MINIMAL}{fields}\n")) if message in x]
+
+
+def test_a_field_of_the_run_that_is_a_default_of_other_types_is_kept() -> None:
+    fields = {"task": "squad", "output_dir": "o", "max_seq_length": 128}
+    assert load_config(options=fields).in_force(exclude_unset=True)["max_seq_length"] == 128
+
+
 def test_set_reaches_into_methods(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL + "methods: [lnsr]\n")
     config = load_config(path, ["methods.lnsr.noise_ratio=0.1", "methods.l2_sp={alpha: 0.5}"])
     assert config.methods["lnsr"]["noise_ratio"] == 0.1
     assert config.methods["l2_sp"]["alpha"] == 0.5
+    alone = load_config(write(tmp_path, MINIMAL), ["methods.l2_sp.alpha=0.5"])
+    assert list(alone.methods) == ["l2_sp"]  # in the place of plain
     assert problems(path, overrides=["seed"]) == ["--set: 'seed' is not key=value"]
     assert problems(path, overrides=["methods.lnsr.noise_ratio=-1"]) == [
         "--set methods.lnsr.noise_ratio=-1: methods.lnsr.noise_ratio: "
@@ -203,8 +238,11 @@ def test_method_option() -> None:
     assert draft.parse_method("plain", "--method") == {"name": "plain"}
     draft.stop_at_problems()
     draft.parse_method("lnsr:noise=standard,weight", "--method")
-    with pytest.raises(ConfigError, match="--method: methods.lnsr: 'weight' is not field=value"):
+    draft.parse_method("l2_sp:alpha=1,alpha=2", "--method")
+    with pytest.raises(ConfigError) as caught:
         draft.stop_at_problems()
+    assert "--method: methods.lnsr: 'weight' is not field=value" in str(caught.value)
+    assert "--method: methods.l2_sp: alpha is repeated" in str(caught.value)
 
 
 @pytest.mark.parametrize(

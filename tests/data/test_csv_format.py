@@ -84,6 +84,7 @@ def test_one_column_that_holds_a_separator(tmp_path: Path) -> None:
         ("a|b\nx|y\n", "|"),
         ("text\none\ntwo, three\n", None),
         ("text;label\none;two;three\n", None),
+        ("text;label\none\u2028two;1\n", ";"),
     ],
 )
 def test_separator_that_fits(tmp_path: Path, text: str, sep: str | None) -> None:

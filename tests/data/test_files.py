@@ -49,6 +49,26 @@ def test_two_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
         load_splits(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("lines", [True, False])
+def test_dates_in_json_stay_as_they_are_written(tmp_path: Path, lines: bool) -> None:
+    rows = [
+        {"day": "2020-01-31", "time": "2020-01-31T10:00:00+02:00"},
+        {"day": None, "time": "2020-02-01T10:00:00Z"},
+    ]
+    text = "\n".join(map(json.dumps, rows)) if lines else json.dumps(rows)
+    (tmp_path / "a.json").write_text(text)
+    assert list(load_rows(tmp_path / "a.json")) == rows
+
+
+@pytest.mark.parametrize("value", ["a", 0.5])
+def test_values_that_come_late_in_json(tmp_path: Path, value: object) -> None:
+    """Of 10 MB datasets finds the types in what comes first."""
+    rows = [{"text": "x" * 100_000, "label": None if value == "a" else 1}] * 110
+    rows = [*rows, {"text": "y", "label": value}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load_rows(tmp_path / "a.jsonl")[-1] == rows[-1]
+
+
 def test_mixed_types_in_json_name_the_odd_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": "x"}]

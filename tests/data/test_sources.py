@@ -62,6 +62,12 @@ def test_folder_saved_by_datasets_stays_as_it_is(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_splits_saved_by_datasets_have_the_names_of_files(tmp_path: Path) -> None:
+    data = Dataset.from_pandas(FRAME)
+    DatasetDict(train=data, dev_r1=data).save_to_disk(tmp_path / "both")
+    assert list(load_splits(tmp_path / "both")) == ["train", "validation_r1"]
+
+
 def test_shards_are_one_split_in_order(tmp_path: Path) -> None:
     write(FRAME[2:], tmp_path / "train-00001-of-00002.parquet")
     write(FRAME[:2], tmp_path / "train-00000-of-00002.parquet")

@@ -168,13 +168,19 @@ def test_other_data_are_checked_before_anything_is_computed(
     ("fields", "message"),
     [
         (["tweets.labels={0: 1}"], "data set 'tweets'"),
-        (["yelp.split=test"], "field 'split'"),
+        (["yelp.split=test"], "--ood-set yelp.split=test: .* field 'split'"),
+        (["yelp.sep=;;"], "--ood-set yelp.sep=;;: ood.yelp.sep: must be one character"),
+        (["yelp.encoding=utf-80"], "is no encoding that Python knows"),
         (["yelp.labels=3"], "labels: cannot be 3"),
     ],
 )
 def test_wrong_fields_are_refused(fields, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(ood=["yelp=yelp.csv"], ood_set=fields)
+
+
+def test_a_tab_is_written_as_for_the_other_data() -> None:
+    assert load_settings(["model=m"], ood=["a=a.csv"], ood_set=[r"a.sep=\t"]).ood["a"].sep == "\t"
 
 
 def test_a_meaning_is_a_name_before_it_is_a_number() -> None:

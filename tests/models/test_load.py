@@ -2,6 +2,7 @@ import hashlib
 import json
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from helpers.tiny_folder import tiny_bert, tiny_gpt2
 from smoothtune.errors import ModelError
+from smoothtune.models.heads import start_at_mean
 from smoothtune.models.load import (
     MINILM_SHA256,
     check_weights_fit,
     load_base,
     load_classifier,
     minilm_folder,
-    start_at_mean,
     weights_fingerprint,
 )
 from smoothtune.models.paths import is_on_the_hub, resolve_model_path
@@ -70,6 +71,21 @@ def test_head_of_another_task_is_replaced(bert: Path, tmp_path: Path) -> None:
     model, new = load_classifier(load_base(str(tmp_path / "mnli")), TASKS["rte"], seed=1)
     assert model.classifier.out_features == 2
     assert new == ["classifier.bias", "classifier.weight"]
+
+
+def test_a_head_that_is_kept_has_its_outputs_in_the_order_of_the_labels(
+    bert: Path, tmp_path: Path
+) -> None:
+    base = load_base(str(bert))
+    names = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]
+    other, _ = load_classifier(base, replace(TASKS["mnli"], label_names=tuple(names)), seed=1)
+    other.save_pretrained(tmp_path / "tuned")
+    base.tokenizer.save_pretrained(tmp_path / "tuned")
+    model, new = load_classifier(load_base(str(tmp_path / "tuned")), TASKS["mnli"], seed=2)
+    assert not new
+    assert torch.equal(model.classifier.weight, other.classifier.weight[[2, 1, 0]])
+    assert torch.equal(model.classifier.bias, other.classifier.bias[[2, 1, 0]])
+    assert torch.equal(model.bert.pooler.dense.weight, other.bert.pooler.dense.weight)
 
 
 def test_half_precision_weights_are_loaded_in_float32(bert: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import LoraSettings, add_lora, stored_as
 from smoothtune.nn.autocast import in_float32
 from smoothtune.run.train import fit, train
+from smoothtune.tasks import describe_task
 from smoothtune.testing import tiny_batch, tiny_model
 
 PEFT_ALONE = """
@@ -441,3 +442,17 @@ def test_real_rte(family, tmp_path):
     result = train(RunConfig(**config | {"max_eval_samples": 32}), console=NOWHERE)
     assert 0 <= result["metrics"]["accuracy"] <= 1
     assert evaluated_model(tmp_path / "out") is not None
+
+
+def test_new_weights_are_trained_whatever_else_is(folder):
+    """They are saved with the adapter: nothing else knows them."""
+    fields = {"text_columns": "q", "choice_columns": ["a", "b"], "label_names": ("0", "1")}
+    base = load_base(str(folder / "bert"))
+    task = describe_task("t", "multiple-choice", **fields)
+    model, new = load_classifier(base, task, seed=0)
+    settings = LoraSettings(modules_to_save=["bert.embeddings.LayerNorm"])
+    adapted = add_lora(model, settings, task.peft_type, new, seed=0)
+    trained = {name for name, weight in adapted.named_parameters() if weight.requires_grad}
+    for name in (*new, "bert.embeddings.LayerNorm.weight"):
+        module, _, weight = name.rpartition(".")
+        assert f"base_model.model.{module}.modules_to_save.default.{weight}" in trained

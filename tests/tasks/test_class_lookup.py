@@ -92,7 +92,10 @@ def test_outputs_of_a_model_with_other_names() -> None:
     assert matched_outputs(Config("b", "a"), "t", ("a", "b")) == (1, 0)
     assert matched_outputs(Config("LABEL_0", "LABEL_1"), "t", ("a", "b")) is None
     assert matched_outputs(Config("LABEL_0", "LABEL_1"), "t", ("0", "1")) is None
+    assert matched_outputs(Config("B", "A"), "t", ("a", "b")) == (1, 0)
+    assert matched_outputs(Config("A", "a"), "t", ("a", "A")) == (1, 0)
     others = [(("1", "2", "n/a"), ("0", "1", "2")), (("a", "c", "b"), ("c", "d", "b"))]
+    others += [(("A", "C", "B"), ("c", "d", "b"))]
     for outputs, names in others:
         with pytest.raises(ValueError, match="write the labels with the names of the outputs"):
             matched_outputs(Config(*outputs), "t", names)

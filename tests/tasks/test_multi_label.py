@@ -10,7 +10,7 @@ from datasets import Sequence as ListOf
 from helpers.tiny_tasks import topic_csv, topic_rows, write
 from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
-from smoothtune.tasks.prepare import prepare, prepare_evaluation
+from smoothtune.tasks.prepare import labeled_splits, prepare, prepare_evaluation
 from smoothtune.tasks.presets import describe_task
 
 TYPE = "multi-label-classification"
@@ -56,6 +56,15 @@ def test_lists_texts_columns_and_numbers_say_the_same(tokenizer, tmp_path) -> No
         assert found.train.to_dict() == expected.train.to_dict()
         assert found.validation.to_dict() == expected.validation.to_dict()
         assert found.fingerprint == expected.fingerprint
+
+
+def test_an_empty_cell_of_excel_is_a_row_without_labels(tmp_path) -> None:
+    workbook = pytest.importorskip("openpyxl").Workbook()
+    for row in (["text", "labels"], ["a", "x;y"], ["b", None], ["c", "y"]):
+        workbook.active.append(row)
+    workbook.save(tmp_path / "train.xlsx")
+    splits, task = labeled_splits(tmp_path, replace(TEXTS, drop_missing=True))
+    assert task.rows.check(splits, "source")["train"].tolist() == [[1, 1], [0, 0], [0, 1]]
 
 
 def test_counts_are_of_rows_with_each_label_and_with_none(tokenizer, tmp_path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from datasets import Dataset
 from rich.console import Console
 from transformers import AutoModelForMultipleChoice
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
-from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.prepare import labeled_splits, prepare
 from smoothtune.tasks.presets import describe_task
 
 ENDINGS = ["ending0", "ending1", "ending2"]
@@ -136,6 +137,23 @@ def test_wrong_rows_are_named(change, message, data, bert, tmp_path) -> None:
     tokenizer = load_base(str(bert)).tokenizer
     with pytest.raises(DataError, match=message):
         prepare(write(tmp_path, train=rows, validation=rows), TASK, tokenizer)
+
+
+@pytest.mark.parametrize("choices", [None, ["a"], "text"])
+def test_a_first_row_without_choices_is_named(choices, tmp_path) -> None:
+    task = describe_task("t", "multiple-choice", text_columns="q", choice_columns=["choices"])
+    rows = [{"q": "b", "choices": choices, "label": 0}] * 2
+    with pytest.raises(DataError, match="row 0 has . choices, but at least two are needed"):
+        labeled_splits(write(tmp_path, train=rows), task)
+
+
+def test_numbers_that_are_stored_as_real_ones_are_choices(tmp_path) -> None:
+    fields = {"text_columns": "q", "choice_columns": ["a", "b"], "drop_missing": True}
+    task = describe_task("t", "multiple-choice", **fields)
+    rows = {"q": ["x", "y", "z"], "a": ["1"] * 3, "b": ["2"] * 3, "label": [1.0, None, 0.0]}
+    Dataset.from_dict(rows).to_parquet(str(tmp_path / "train.parquet"))
+    splits, task = labeled_splits(tmp_path, task)
+    assert task.rows.check(splits, "source")["train"].tolist() == [1, 0]
 
 
 def test_a_method_that_is_not_right_here_is_refused(bert, data, tmp_path) -> None:

@@ -1,6 +1,7 @@
 """Token classification from words to entity scores."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,19 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.scheme import BILOU
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, pipeline
+from transformers import (
+    DataCollatorForTokenClassification,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 from typer.testing import CliRunner
 
 from helpers.tiny_tasks import tag_data, write
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
 from smoothtune.core.quantities import QUANTITIES
+from smoothtune.data.batches import Collator
 from smoothtune.errors import DataError, ModelError
-from smoothtune.models.load import load_base
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.models.load import load_base, load_classifier
 from smoothtune.run.train import train
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import describe_task
+from smoothtune.tasks.token_classification import TagHead
 
 TASK = describe_task("names", "token-classification")
 
@@ -102,6 +111,19 @@ def test_the_first_token_of_a_word_has_its_tag(tmp_path) -> None:
     assert cut.report.splits["train"].truncated == 2
 
 
+def test_batches_may_be_padded_beyond_the_longest_row(bert, data, monkeypatch) -> None:
+    """As they are on a GPU, to multiples of 8."""
+    base = load_base(str(bert))
+    prepared = prepare(data, TASK, base.tokenizer)
+    model, _ = load_classifier(base, prepared.task, seed=0)
+    predictor = Predictor(model.eval(), base.tokenizer, prepared.task)
+    expected = predictor.predict(prepared.validation)
+    longer = partial(Collator, base.tokenizer, 32, padding=DataCollatorForTokenClassification)
+    monkeypatch.setattr(TagHead, "collator", lambda head, tokenizer: longer())
+    assert expected.shape[1] < 32
+    assert (predictor.predict(prepared.validation) == expected).all()
+
+
 def test_names_come_from_the_columns_type(tmp_path) -> None:
     names = ["O", "B-X", "I-X"]
     types = {"tokens": Sequence(Value("string")), "tags": Sequence(ClassLabel(names=names))}
@@ -150,6 +172,25 @@ def test_scores_are_those_of_seqeval(seed) -> None:
     assert found["recall"] == pytest.approx(recall_score(true, guess, zero_division=0))
     right = [a == b for x, y in zip(true, guess, strict=True) for a, b in zip(x, y, strict=True)]
     assert found["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_the_last_word_and_the_only_one_of_an_entity_may_be_l_and_u() -> None:
+    names = ("B-X", "I-X", "L-X", "O", "U-X")
+    task = describe_task("names", "token-classification", label_names=names)
+    rows = Dataset.from_dict({"labels": [[4, 4, 0, 2, 0, 2]], "example_id": [0]})
+    found = task.scorer.score(np.array([[4, 3, 0, 2, 3, 3]]), rows)
+    gold = [["U-X", "U-X", "B-X", "L-X", "B-X", "L-X"]]
+    guess = [["U-X", "O", "B-X", "L-X", "O", "O"]]
+    of_seqeval = f1_score(gold, guess, mode="strict", scheme=BILOU)
+    assert found["f1"] == pytest.approx(of_seqeval) == pytest.approx(2 / 3)
+
+
+def test_left_padding_is_refused(data, bert) -> None:
+    """Predictions are read from the left."""
+    tokenizer = load_base(str(bert)).tokenizer
+    tokenizer.padding_side = "left"
+    with pytest.raises(ModelError, match="token-classification needs .* pads on the right"):
+        prepare(data, TASK, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,7 @@ def test_nothing_that_is_written_names_folders_of_this_machine(
         ({"unlabeled": "x"}, (), "does not work with a search yet"),
         ({"early_stopping_patience": 2}, (), "by the rows that a trial is scored on"),
         ({"load_best_model_at_end": True}, (), "by the rows that a trial is scored on"),
+        ({"merge_adapter": True}, (), "--merge-adapter: needs lora"),
         ({"budget": 1}, (), "greater than or equal to 2"),
         ({"folds": 6}, (), "6 disjoint parts of 0.2"),
         ({"learning_rates": "1e-3,1e-5"}, (), "the lowest and the highest"),
@@ -481,6 +482,10 @@ def test_auto_of_a_run(tmp_path: Path) -> None:
         load_auto(options=options, methods=["auto", "lnsr"])
     with pytest.raises(ConfigError, match="bugdet"):
         load_auto(options=options, methods=["auto:bugdet=10"])
+    with pytest.raises(ConfigError, match="epochs: does not go with num_train_epochs"):
+        load_auto(options=options | {"num_train_epochs": 3.0}, methods=["auto:epochs=2"])
+    with pytest.raises(ConfigError, match="--learning-rate: learning_rates"):
+        load_auto(options=options | {"learning_rate": -1.0}, methods=["auto"])
     with pytest.raises(ConfigError, match="only `smoothtune train` does"):
         load_config(options=options, methods=["auto"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -14,6 +15,8 @@ from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
 
 _OF_OTHERS = re.compile(r"\s*([\w.]+:[A-Z]\w*)\s*(?::(.*))?$")
 """``module:Class`` and fields; names of fields begin with a small letter."""
+_MEMBER = re.compile(r"[\w-]+\[.*\]|constrained-\w+")
+"""What pydantic calls a member of a union in a location, such as ``list[constrained-float]``."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -39,8 +42,13 @@ class Draft:
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one field; its former value and origins are dropped."""
         self.values[key] = value
-        self.origins = {at: where for at, where in self.origins.items() if at[0] != key}
-        self.origins[key,] = origin
+        self._set_origin((key,), origin)
+
+    def _set_origin(self, location: Location, origin: str) -> None:
+        """A value was set as a whole: what lies in it has no origin of its own any more."""
+        end = len(location)
+        others = {at: where for at, where in self.origins.items() if at[:end] != location}
+        self.origins = others | {location: origin}
 
     def put_options(self, options: Mapping[str, Any]) -> None:
         """Set fields that were given on the command line; None: not given."""
@@ -73,7 +81,7 @@ class Draft:
                 self.problems.append(Problem("--set", key, message))
                 return
         target[last] = self.parse_value(value, f"--set {text}")
-        self.origins[path] = f"--set {text}"
+        self._set_origin(path, f"--set {text}")
 
     def parse_value(self, text: str, origin: str) -> Any:
         """Read a value as YAML does."""
@@ -93,6 +101,9 @@ class Draft:
                 groups[-1].append(part)
         for first, *others in groups:
             key, equals, value = first.partition("=")
+            if equals and key.strip() in fields:
+                message = f"{key.strip()} is repeated; keep one of them"
+                self.problems.append(Problem(origin, location, message))
             if equals:
                 fields[key.strip()] = self.parse_value(value, origin)
             if others or not equals:
@@ -137,8 +148,8 @@ class Draft:
         try:
             return model.model_validate(self.values if values is None else values)
         except ValidationError as error:
-            for detail in error.errors():
-                self.report(detail["loc"], message_of(detail, _fields_at(model, detail["loc"])))
+            for location, detail in _located(error):
+                self.report(location, message_of(detail, _fields_at(model, location)))
             self.stop_at_problems()
             raise
 
@@ -174,6 +185,21 @@ def message_of(detail: Any, choices: list[str], listing: str | None = None) -> s
     if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
         return message
     return f"{message}, not {detail['input']!r}"
+
+
+def _located(error: ValidationError) -> list[tuple[Location, Any]]:
+    """Errors with the location of each value; of those of a union's members, the innermost."""
+
+    def is_value(part: str | int) -> bool:
+        return _MEMBER.fullmatch(str(part)) is None
+
+    located, innermost = list[tuple[Location, Any, Location]](), dict[Location, int]()
+    for detail in error.errors():
+        location = tuple(filter(is_value, detail["loc"]))
+        union = tuple(takewhile(is_value, detail["loc"]))
+        located.append((location, detail, union))
+        innermost[union] = max(len(location), innermost.get(union, 0))
+    return [(at, detail) for at, detail, union in located if len(at) == innermost[union]]
 
 
 def _fields_at(model: Any, location: Location) -> list[str]:

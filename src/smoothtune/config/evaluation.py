@@ -20,8 +20,10 @@ from smoothtune.config.fields import (
     SAMPLING,
     Count,
     DataFields,
+    Encoding,
     Name,
     Seed,
+    Separator,
     SpanFields,
 )
 from smoothtune.errors import Problem, unknown
@@ -51,9 +53,9 @@ class OtherData:
     labels: dict[str, str] | None = None
     """The task's class, by name or number, that each of its labels means. Needed where the same
     number means something else: 1 may be hateful in one set and positive in another."""
-    sep: str | None = None
+    sep: Separator | None = None
     """What separates the columns of its CSV files; unset: a comma, or a tab in TSV."""
-    encoding: str | None = None
+    encoding: Encoding | None = None
     """Encoding of its CSV files; unset: UTF-8."""
     preset: str | None = None
     """A task of this name, as adv_sst2, gives columns and splits; unset: the task's own. In the
@@ -182,17 +184,16 @@ def load_settings(
         draft.override(override)
     draft.put_options(options or {})
     if ood or ood_set:
-        draft.put("ood", _other_data_sets(draft, ood, ood_set), "--ood")
+        _put_other_data_sets(draft, ood, ood_set)
     settings = draft.validated(Settings)
     draft.stop_at_problems()
     return settings
 
 
-def _other_data_sets(
-    draft: Draft, ood: Sequence[str], ood_set: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """The fields of every other data set."""
+def _put_other_data_sets(draft: Draft, ood: Sequence[str], ood_set: Sequence[str]) -> None:
+    """Set the fields of every other data set."""
     data_sets: dict[str, dict[str, Any]] = {}
+    draft.put("ood", data_sets, "--ood")
     for text in ood:
         name, _, source = text.partition("=")
         if not source or not OOD_NAME.fullmatch(name) or name in data_sets:
@@ -203,10 +204,10 @@ def _other_data_sets(
         path, _, value = text.partition("=")
         name, _, field = path.strip().rpartition(".")
         if name in data_sets:
-            data_sets[name][field] = draft.parse_value(value, f"--ood-set {text}")
+            origin = draft.origins["ood", name, field] = f"--ood-set {text}"
+            data_sets[name][field] = draft.parse_value(value, origin)
         else:
             draft.problems.append(Problem("--ood-set", name, unknown("data set", name, data_sets)))
-    return data_sets
 
 
 def other_data_set(part: str) -> str | None:

@@ -56,6 +56,8 @@ COMMAS = BeforeValidator(_items)
 """Before a tuple that may be typed as one text with commas; its numbers are not strict."""
 Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Separator = Annotated[str, AfterValidator(_as_separator)]
+Encoding = Annotated[str, AfterValidator(_as_encoding)]
 if TYPE_CHECKING:
     TaskType = str
 else:
@@ -120,9 +122,9 @@ class DataFields(Fields):
     """Multi-label classification: a column of 0 and 1 for every label, in place of label_column."""
     choice_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
     """Multiple choice: a column for every choice, or one column that holds lists of choices."""
-    sep: Annotated[Annotated[str, AfterValidator(_as_separator)] | None, DATA] = None
+    sep: Annotated[Separator | None, DATA] = None
     """What separates the columns of CSV and TSV files; unset: a comma, or a tab in TSV."""
-    encoding: Annotated[Annotated[str, AfterValidator(_as_encoding)] | None, DATA] = None
+    encoding: Annotated[Encoding | None, DATA] = None
     """Encoding of CSV and TSV files, such as cp1252; unset: UTF-8."""
     merge_labels: Annotated[bool | None, DATA] = None
     """Whether labels that differ in blanks, case or characters that are not printed only, as Pos

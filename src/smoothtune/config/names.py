@@ -197,9 +197,13 @@ def check_combinations(draft: Draft) -> None:
     strategy = values.get("eval_strategy", "epoch")
     if strategy == "no":
         draft.refuse("needs evaluations in training: eval_strategy: epoch or steps", *BEST)
+    draft.refuse("needs eval_strategy: steps", "eval_steps", unless=strategy == "steps")
     if not any(values.get(name) for name in BEST):
-        scores = ("metric_for_best_model", "greater_is_better", "early_stopping_threshold")
+        scores = ("metric_for_best_model", "greater_is_better")
         draft.refuse(f"needs {' or '.join(BEST)}", *scores)
+    patience = bool(values.get("early_stopping_patience"))
+    message = "needs early_stopping_patience"
+    draft.refuse(message, "early_stopping_threshold", unless=patience)
     if values.get("load_best_model_at_end"):
         message = f"must be {strategy} with load_best_model_at_end; leave it out"
         saved = values.get("save_strategy") in ("no", strategy)

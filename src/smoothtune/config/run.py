@@ -71,7 +71,8 @@ class RunConfig(RunFields):
 
         Args:
             include: only these fields; None: all.
-            exclude_unset: leave out what was not given. Defaults depend on the type of the task.
+            exclude_unset: leave out what was not given. A default that was given stays: it may be
+                another one than that of the type of task.
         """
         return self.model_dump(
             mode="json", include=include, exclude=self._silent(), exclude_unset=exclude_unset
@@ -142,7 +143,7 @@ def read_draft(
         draft.read()
     if not draft.values:  # an unreadable file: report that alone
         draft.stop_at_problems()
-    if any(override.startswith("methods") for override in overrides):
+    if "methods" in draft.values and any(each.startswith("methods") for each in overrides):
         name_methods(draft)
     for override in overrides:
         draft.override(override)

@@ -188,13 +188,18 @@ def load_auto(
         draft.report(("methods", AUTO), message)
     origin = draft.origin(("methods", AUTO))
     settings = dict(fields_by_method[AUTO])
+    for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
+        if field in draft.values and name in settings:
+            draft.report(
+                ("methods", AUTO, name), f"does not go with {field}; leave one of them out"
+            )
+        elif field in draft.values:
+            settings[name] = draft.values[field]
+            draft.origins[name,] = draft.origin((field,))
     tried = settings.pop("methods", None)
     del draft.values["methods"]
     if tried is not None:
         draft.put("methods", tried, origin)
-    for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
-        if field in draft.values:
-            settings[name] = draft.values[field]
     for name in settings:
         draft.origins.setdefault((name,), origin)
     return _tune(draft, settings)
@@ -220,8 +225,7 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     draft.values["methods"] = {name: dict(fields) for name, fields in methods.items()}
     check_names(draft)
     check_task(draft)
-    if chosen_by_user:
-        check_combinations(draft)
+    check_combinations(draft)
     settings = draft.validated(TuneSettings, own)
     draft.stop_at_problems()
     check_methods(draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -110,7 +111,8 @@ def _first_rows(file: Path, sep: str, encoding: str | None) -> list[list[str]]:
     """The first rows of a file, without empty lines; none where they cannot be read."""
     with file.open("rb") as opened:
         raw = opened.read(_SAMPLE_BYTES)
-    lines = raw.decode(encoding or "utf-8-sig", errors="replace").splitlines(keepends=True)
+    text = raw.decode(encoding or "utf-8-sig", errors="replace")
+    lines = io.StringIO(text, newline="").readlines()  # which end as those of a file
     if len(raw) == _SAMPLE_BYTES:  # the last line may be cut
         lines = lines[:-1]
     reader = csv.reader(lines[:_SAMPLE_ROWS], delimiter=sep)

@@ -270,10 +270,10 @@ def read_excel(file: Path) -> CsvRows:
     return CsvRows(pa.table(columns, names=names), np.array(numbers, np.int64) + 1)
 
 
-def _as_text(cell: Any) -> str | None:
-    """A cell as it is typed; None if it is empty, a stored 1.0 as 1."""
-    if cell is None or cell != cell or cell == "":
-        return None
+def _as_text(cell: Any) -> str:
+    """A cell as it is typed; "" if it is empty, as in CSV; a stored 1.0 as 1."""
+    if cell is None or cell != cell:
+        return ""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     return str(cell)

@@ -31,8 +31,9 @@ from smoothtune.data.json_rows import (
     lines_of_rows,
     refuse_broken_lines,
     refuse_repeated_names,
+    rows_of,
 )
-from smoothtune.data.label_types import typed_by_cells
+from smoothtune.data.label_types import typed_by_cells, with_column
 from smoothtune.data.locations import numbered, remember
 from smoothtune.data.missing import RequiredColumns, complete_rows
 from smoothtune.errors import DataError, OutputError
@@ -41,6 +42,8 @@ READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"
 READERS[".xlsx"] = "excel"
 """The kind of file by its suffix."""
 
+_TOGETHER = 100_000_000
+"""Bytes of JSON whose types are found together: a column may have no value in the first ones."""
 OTHER_TABLES = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 
 
@@ -175,6 +178,7 @@ def _load_json(files: list[Path], source: str) -> Dataset:
                 split="train",
                 cache_dir=f"{folder}/cache",
                 keep_in_memory=True,
+                chunksize=_TOGETHER,
             )
         except Exception:
             for file in files:
@@ -183,8 +187,18 @@ def _load_json(files: list[Path], source: str) -> Dataset:
     if any(map(require_decoding, loaded.features.values())):  # by a reader that lets them pass
         for file in files:
             refuse_repeated_names(file)
-    split = checked(loaded, source)
+    split = checked(_dates_as_texts(loaded, files), source)
     remember(split, lambda: _row_locations(files, list(map(lines_of_rows, files))))
+    return split
+
+
+def _dates_as_texts(split: Dataset, files: list[Path]) -> Dataset:
+    """Columns of texts of which the reader of JSON makes dates, since all look like one."""
+    kinds = split.features.items()
+    dates = [name for name, kind in kinds if getattr(kind, "dtype", "").startswith("timestamp")]
+    rows = [row for file in files for row in rows_of(file)] if dates else []
+    for name in dates:
+        split = with_column(split, name, [row.get(name) for row in rows], "text")
     return split
 
 

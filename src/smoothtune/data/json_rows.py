@@ -116,6 +116,15 @@ def lines_of_rows(file: Path) -> np.ndarray:
     return np.array([] if _is_one_value(file) else lines, np.int64)
 
 
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file that can be read, as they stand there."""
+    text = file.read_text("utf-8-sig")
+    if _is_one_value(file):
+        rows = json.loads(text)
+        return rows if isinstance(rows, list) else [rows]
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
 def _is_one_value(file: Path) -> bool:
     """Whether a file holds one JSON value over several lines, not a row in each."""
     with file.open("rb") as opened:

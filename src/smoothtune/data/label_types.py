@@ -48,7 +48,7 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     converted = _converted(values, label_type)
     if converted is None:
         return split
-    return _replaced(split, column, [converted[row] for row in rows], label_type)
+    return with_column(split, column, [converted[row] for row in rows], label_type)
 
 
 def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
@@ -63,7 +63,7 @@ def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
     feature = split.features.get(column)
     if isinstance(feature, Json) and label_type == "text":  # of JSON: values of several types
         values = [value and json.loads(value) for value in split[column][:]]
-        return _replaced(split, column, list(map(_as_text, values)), label_type)
+        return with_column(split, column, list(map(_as_text, values)), label_type)
     item = getattr(feature, "feature", feature)
     if not isinstance(item, Value):
         return split
@@ -71,12 +71,12 @@ def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
         if label_type != "text":
             return split
         texts = [row and [_as_text(label) for label in row] for row in split[column][:]]
-        return _replaced(split, column, texts, label_type, lists=True)
+        return with_column(split, column, texts, label_type, lists=True)
     values, rows = distinct(stored_column(split, column))
     converted = _converted(values, label_type)
     if converted is None:
         return split
-    return _replaced(split, column, [converted[row] for row in rows], label_type)
+    return with_column(split, column, [converted[row] for row in rows], label_type)
 
 
 def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None:
@@ -102,9 +102,10 @@ def _as_text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _replaced(
+def with_column(
     split: Dataset, column: str, values: list[Any], label_type: LabelType, *, lists: bool = False
 ) -> Dataset:
+    """A split with other values of a type, or lists of them, in a column."""
     item: Any = Value(_STORED[label_type])
     feature, names = List(item) if lists else item, split.column_names
     if names == [column]:

@@ -228,7 +228,8 @@ def _load_saved(folder: Path) -> dict[str, Dataset]:
                 check_readable(_inside(part, entry["filename"]))
         # In memory, because `datasets` puts its cache files beside data that it maps from disk.
         loaded = load_from_disk(str(folder), keep_in_memory=True)
-    splits = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+    named = isinstance(loaded, DatasetDict)
+    splits = _with_standard_names(dict(loaded)) if named else {"train": loaded}
     return {name: checked(split, f"{folder}, split {name!r}") for name, split in splits.items()}
 
 

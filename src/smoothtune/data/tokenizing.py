@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from smoothtune.console import progress_bars
 from smoothtune.data.cache import cache_with_room
 from smoothtune.data.columns import TEXTS
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, ModelError
 
 MIN_CACHED_ROWS = 20_000
 """Number of rows from which tokenizing shows a progress bar and is cached."""
@@ -138,6 +138,19 @@ def encode_texts(
         )
         cut = [is_full and len(next(uncut)) > max_seq_length for is_full in full]
     return columns | {"length": lengths, "cut": cut}
+
+
+def check_offsets(tokenizer: PreTrainedTokenizerBase, task_type: str) -> None:
+    """Check that tokens are known by their places: in the text, and from the left in a batch.
+
+    Raises:
+        ModelError: the tokenizer gives no offsets, or pads on the left.
+    """
+    if not tokenizer.is_fast or tokenizer.padding_side != "right":
+        raise ModelError(
+            f"{task_type} needs a tokenizer of the tokenizers library (a fast one) that pads on "
+            f"the right, not {type(tokenizer).__name__}, padding_side={tokenizer.padding_side!r}"
+        )
 
 
 def _cache_file(key: str) -> str:

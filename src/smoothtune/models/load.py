@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -32,6 +29,7 @@ from smoothtune.models.checks import (
     refuse_new_weights,
     shard_names,
 )
+from smoothtune.models.heads import order_outputs
 from smoothtune.models.lora import (
     ADAPTER_WEIGHTS,
     Stored,
@@ -153,6 +151,8 @@ def load_classifier(
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load the weights, with a new head if the model has none that fits the task.
 
+    A head that fits is kept, its outputs in the order of the task's labels.
+
     Args:
         base: what `load_base` returned.
         task: gives the type of head, the number and the names of the labels.
@@ -180,6 +180,7 @@ def load_classifier(
         model, new = _from_files(base, task, allow_new_weights=allow_new_weights, **stored)
     if quantized:
         keep_unpacked(model)
+    order_outputs(model, new, base.config, task)
     return model, new
 
 
@@ -221,30 +222,6 @@ def refuse_adapter(base: Base) -> None:
             f"{base.source} holds an adapter: train on the model it was made for, or on a model "
             "written with --merge-adapter"
         )
-
-
-def start_at_mean(model: PreTrainedModel, new_weights: list[str], scores: Iterable[float]) -> bool:
-    """Set the bias of a new regression head to the mean of the training scores.
-
-    From a bias of zero, reaching the mean takes many updates at usual learning rates, during which
-    the gradients of all examples point the same way.
-
-    Args:
-        model: with one output.
-        new_weights: names of the newly initialized weights.
-        scores: of the training examples.
-
-    Returns:
-        Whether the head is new and has a bias; without one (GPT-2, Llama) nothing is changed.
-    """
-    biases = [
-        weight
-        for name, weight in model.named_parameters()
-        if name in new_weights and name.endswith("bias") and weight.shape == (1,)
-    ]
-    for bias in biases:
-        nn.init.constant_(bias, statistics.fmean(scores))
-    return bool(biases)
 
 
 def minilm_folder() -> Path:

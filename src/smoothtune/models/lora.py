@@ -45,7 +45,7 @@ class LoraSettings(BaseModel):
     target_modules: Annotated[list[Name], Field(min_length=1)] | Name | None = None
     """Names of layers, or all-linear; unset: peft's default for the architecture."""
     modules_to_save: Annotated[list[Name], Field(min_length=1)] | None = None
-    """Modules that are trained and saved in full; unset: the new head."""
+    """Modules that are trained and saved in full beside the head and what is new."""
 
 
 def import_peft() -> Any:
@@ -123,14 +123,14 @@ def add_lora(
     import torch  # not above: the settings alone are needed to check a run file
 
     peft = import_peft()
-    modules_to_save = settings.modules_to_save or _head_modules(model, new_weights)
+    modules_to_save = {*_head_modules(model, new_weights), *(settings.modules_to_save or ())}
     config = peft.LoraConfig(
         task_type=task_type,
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=settings.target_modules,
-        modules_to_save=modules_to_save,
+        modules_to_save=sorted(modules_to_save),
     )
     try:
         with _quiet_peft(), torch.random.fork_rng():
@@ -170,12 +170,12 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module).__name__ in ("Linear", "Conv1D")
 
 
-def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> list[str]:
+def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> set[str]:
     """Modules outside the base model, and new modules inside it."""
     prefix = getattr(model, "base_model_prefix", "")
     outside = [name for name, module in model.named_children() if list(module.parameters())]
     inside = [name.rpartition(".")[0] for name in new_weights if name.startswith(f"{prefix}.")]
-    return sorted({name for name in outside if name != prefix} | set(inside))
+    return {name for name in outside if name != prefix} | set(inside)
 
 
 def _rounding(config: PretrainedConfig) -> dict[str, Any]:

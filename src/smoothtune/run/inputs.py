@@ -15,13 +15,13 @@ from smoothtune.console import say
 from smoothtune.data.arrow import numbers
 from smoothtune.data.csv_format import no_header
 from smoothtune.errors import ConfigError, Problem, counted
+from smoothtune.models.heads import start_at_mean
 from smoothtune.models.load import (
     Base,
     check_unchanged,
     load_base,
     load_classifier,
     new_classifier,
-    start_at_mean,
     weights_fingerprint,
 )
 from smoothtune.models.lora import adapter_summary, add_lora

@@ -50,7 +50,7 @@ class ClassLookup:
         """The class that a label means, from 0; None if it means none, see `problem`."""
         label = self._as_name(label)
         spellings = [str(label)] if isinstance(label, str | bool | int | float) else []
-        number = _number(label)
+        number = whole_number(label)
         if number is not None and not isinstance(label, str):
             spellings.append(str(number))  # 1.0 is 1 where a label is missing
         for text in spellings:
@@ -76,14 +76,14 @@ class ClassLookup:
         if isinstance(label, str) and spelled_alike(label) in self.alike:
             name = self.names[self.alike[spelled_alike(label)]]
             return f"differs from the label {name!r} in {ALIKE} only; give {MERGE}"
-        if _number(label) is not None and not self.numbered:
+        if whole_number(label) is not None and not self.numbered:
             return (
                 "is no name of a class, and no number of one, since numbers are names here: "
                 f"{', '.join(map(repr, self.names[:20]))}"
             )
         if isinstance(label, str | bool):
             return f"is no label of this task; they are {numbered}"
-        if _number(label) is None:
+        if whole_number(label) is None:
             return f"is no class number; the labels are {numbered}"
         return f"is out of range; the labels are {numbered}"
 
@@ -92,7 +92,7 @@ class ClassLookup:
         return self.stored[label] if stored else label
 
 
-def _number(label: Any) -> int | None:
+def whole_number(label: Any) -> int | None:
     """A whole number, which may be stored as a real one or, in CSV, as text."""
     if isinstance(label, str):
         return int(label) if is_integer(label) else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 
 from smoothtune.catalog import DEFAULT_TASK_TYPE
@@ -16,6 +17,7 @@ from smoothtune.data.label_types import typed_by_cells
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.presets import TASK_CLASSES
 from smoothtune.tasks.question_answering.task import QuestionAnswering
+from smoothtune.tasks.splits import sampled
 from smoothtune.tasks.token_classification import TokenClassification
 
 LABEL_NAMES = ["label", "labels", "class", "category", "target", "sentiment", "score", "rating"]
@@ -41,6 +43,7 @@ MAX_LABELS = 50
 LABEL_SEPARATORS = ";|,/"
 """Of labels within a text, as they are looked for."""
 _SAMPLE = 5000
+"""Rows that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,11 @@ def guess(
         The guess; without text columns or label column where none is likely.
     """
     names = rows.column_names
-    if not text_columns and label_column is None and (columns := _not_of_texts(rows)):
+    # not the first rows, which have one label where a file is sorted by it
+    sample = np.sort(sampled(np.arange(len(rows)), _SAMPLE, 0))
+    values = rows.select(sample, keep_in_memory=True).to_dict()
+    if not text_columns and label_column is None and (columns := _not_of_texts(values)):
         return columns
-    values = {name: rows[name][:_SAMPLE] for name in names}
     candidates = {name: column for name, column in values.items() if name not in text_columns}
     few = _few_values(candidates)
     label = label_column or _label_column(candidates, few)
@@ -131,13 +136,12 @@ def likely_fields(columns: Guess, task_type: str) -> Iterator[dict[str, Any]]:
             yield usual | texts | label | way
 
 
-def _not_of_texts(rows: Dataset) -> Guess | None:
+def _not_of_texts(values: Mapping[str, list[Any]]) -> Guess | None:
     """A guess where the columns are those of question answering or token classification."""
-    names = rows.column_names
+    names = list(values)
     if {"question", "context", "answers"} <= set(names):
         used = ["question", "context", "answers"]
         return Guess(QuestionAnswering.task_type, others=_without(names, used))
-    values = {name: rows[name][:_SAMPLE] for name in names}
     lists = [name for name in names if any(isinstance(value, list) for value in values[name])]
     if "tokens" in lists and len(lists) > 1:
         tags = "tags" if "tags" in lists else next(name for name in lists if name != "tokens")

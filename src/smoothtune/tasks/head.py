@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.batches import Collator
+from smoothtune.data.unseen import spelled_alike
 from smoothtune.errors import ModelError
 from smoothtune.tasks.class_lookup import is_numbered
 from smoothtune.tasks.description import TaskDescription
@@ -107,18 +108,20 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
 
     Raises:
         ValueError: the model has another number of outputs, or other names for them that do not
-            belong to the labels in their order.
+            belong to the labels in their order. Names that differ in blanks or case only are one.
     """
     count, label2id = len(names) or 1, config.label2id or {}
     if config.num_labels != count:
         outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
         hint = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
         raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {count}{hint}")
-    if set(label2id) != set(names):
-        _refuse_other_names(label2id, names)
-        return None
-    order = tuple(label2id[name] for name in names)
-    return None if order == tuple(range(len(order))) else order
+    for spelled in (str, spelled_alike):
+        numbers = {spelled(name): index for name, index in label2id.items()}
+        if len(numbers) == len(label2id) and set(numbers) == set(map(spelled, names)):
+            order = tuple(numbers[spelled(name)] for name in names)
+            return None if order == tuple(range(count)) else order
+    _refuse_other_names(label2id, names)
+    return None
 
 
 def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
@@ -127,7 +130,8 @@ def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> No
     Raises:
         ValueError: both have a name, at another place; or numbers are names of one of them.
     """
-    moved = [name for i, name in enumerate(names) if label2id.get(name, i) != i]
+    numbers = {spelled_alike(name): index for name, index in label2id.items()}
+    moved = [name for i, name in enumerate(names) if numbers.get(spelled_alike(name), i) != i]
     outputs = sorted(label2id, key=lambda name: label2id[name])
     if moved or (names and not (is_numbered(names) and is_numbered(outputs))):
         raise ValueError(

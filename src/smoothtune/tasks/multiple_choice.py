@@ -19,6 +19,7 @@ from smoothtune.data.columns import rows_with_problems, text_problems, typed_col
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, encode_texts
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.class_lookup import whole_number
 from smoothtune.tasks.head import Collate
 from smoothtune.tasks.reader import Reader
 from smoothtune.tasks.single_label import ClassHead, ClassScorer
@@ -52,7 +53,8 @@ class ChoiceReader(Reader):
 
     def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         """The numbers of the choices that the first row has."""
-        count = len(self._choices(train.select([0]))[0] or ())
+        choices = self._choices(train.select([0]))[0]
+        count = len(choices) if isinstance(choices, list) else 0
         if count < 2:
             raise DataError(f"{where}: row 0 has {count} choices, but at least two are needed")
         return tuple(map(str, range(count)))
@@ -62,10 +64,13 @@ class ChoiceReader(Reader):
         return self.label_names(raw, where)
 
     def _input_problems(self, split: Dataset) -> list[str]:
+        problems = text_problems(split, self.task.text_columns)
+        if self.task.label_names is None:  # how many choices a row should have
+            return problems
         choices = self._choices(split)
         wrong = (_choices_problem(each, self.task.num_labels) for each in choices)
-        problems = rows_with_problems(split, ", ".join(self.task.choice_columns), choices, wrong)
-        return text_problems(split, self.task.text_columns) + problems
+        columns = ", ".join(self.task.choice_columns)
+        return problems + rows_with_problems(split, columns, choices, wrong)
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,) int64 indices of the correct choices."""
@@ -197,9 +202,8 @@ def _number(label: Any) -> int:
     """Index of a choice: 0, "0" and "A" are the first; -1 for anything else."""
     if isinstance(label, str) and len(label) == 1 and label.isalpha():
         return ord(label.upper()) - ord("A")
-    if isinstance(label, str):
-        return int(label) if label.isdecimal() else -1
-    return label if isinstance(label, int) and not isinstance(label, bool) else -1
+    number = whole_number(label)
+    return -1 if number is None else number
 
 
 def _number_problem(number: int, count: int) -> str:

@@ -22,7 +22,7 @@ from transformers import (
 
 from smoothtune.data.batches import Collator
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems, typed_columns
-from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder
+from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, check_offsets
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Collate, Head
@@ -31,6 +31,8 @@ from smoothtune.tasks.reader import Reader
 from smoothtune.tasks.scorer import Scorer
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
+_BILOU = str.maketrans("LU", "ES")
+"""The last word of an entity, and the only one, as seqeval knows them."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,10 @@ class WordReader(Reader):
         """Labels are those of tokens; without tags `words` are the numbers of the words instead.
 
         Raises:
-            ModelError: the tokenizer does not map tokens to words, or treats words after spaces
-                differently.
+            ModelError: the tokenizer does not map tokens to words, pads on the left, or treats
+                words after spaces differently.
         """
-        if not tokenizer.is_fast:
-            raise ModelError("token classification needs a tokenizer of the tokenizers library")
+        check_offsets(tokenizer, self.task.task_type)
         if _depends_on_spaces(json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]):
             raise ModelError(
                 "this tokenizer tokenizes a word differently after a space: load it with "
@@ -129,8 +130,8 @@ class TagHead(Head):
         return max(rows["length"][:])
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
-        """The most likely tag of every token."""
-        return outputs["logits"].argmax(-1)
+        """The most likely tag of every token; batches on a GPU are wider than their longest row."""
+        return outputs["logits"].argmax(-1)[:, : self.prediction_width(rows)]
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class EntityScorer(Scorer):
 
     def example_statistics(self, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
         """(N, 5); the counts of entities are 0 unless the tags are BIO or similar."""
-        names = np.array(self.task.label_names)
+        names = np.array([x[0].translate(_BILOU) + x[1:] for x in self.task.known_label_names])
         counts = []
         for labels, predicted in zip(rows["labels"][:], predictions, strict=True):
             gold = np.asarray(labels)

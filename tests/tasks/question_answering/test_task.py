@@ -174,6 +174,8 @@ def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
     ("answers", "message"),
     [
         ({"text": ["plot"], "answer_start": [1]}, "line 2, column 'answers'.*is not at"),
+        ({"text": ["plot"], "answer_start": [None]}, "line 2, column 'answers'.*is not at"),
+        ({"text": ["w"], "answer_start": [-3]}, "line 2, column 'answers'.*is not at"),
         ({"text": ["plot"], "answer_start": []}, "as many text as answer_start"),
         ({"text": [], "answer_start": []}, "is empty.*set version_2_with_negative"),
         ({"text": [" "], "answer_start": [4]}, "empty text"),

@@ -256,7 +256,7 @@ def _answer_problems(split: Dataset, may_be_empty: bool) -> list[str]:
         for text, start in zip(texts, starts, strict=True):
             if not (text or "").strip():
                 return "holds an empty text; leave the answer out"
-            if context[start : start + len(text)] != text:
+            if start is None or start < 0 or context[start : start + len(text)] != text:
                 return "holds a text that is not at its answer_start in the context"
         return ""
 

@@ -16,8 +16,8 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.tokenizing import Encoder
-from smoothtune.errors import DataError, ModelError
+from smoothtune.data.tokenizing import Encoder, check_offsets
+from smoothtune.errors import DataError
 
 MIN_CACHED_QUESTIONS = 2_000
 """Number of questions from which tokenizing shows a progress bar and is cached."""
@@ -53,11 +53,7 @@ def window_encoder(
         DataError: a question leaves too little room for the context.
         ModelError: the tokenizer gives no offsets, or pads on the left.
     """
-    if not tokenizer.is_fast or tokenizer.padding_side != "right":
-        raise ModelError(
-            "question answering needs a tokenizer of the tokenizers library (a fast one) that pads "
-            f"on the right, not {type(tokenizer).__name__}, padding_side={tokenizer.padding_side!r}"
-        )
+    check_offsets(tokenizer, "question-answering")
     _check_questions(examples, tokenizer, doc_stride, max_seq_length)
     return Encoder(
         lambda batch: _encode(batch, tokenizer, doc_stride, max_seq_length),
