@@ -170,8 +170,9 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
         owner = _signed(folder / LOCK)
         lock.acquire(timeout=0)
     except Timeout as error:
+        who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
         _sign(folder / LOCK, owner)  # filelock before 4 has emptied it
-        raise OutputError(f"{folder} is being written by {_who(owner)}") from error
+        raise OutputError(f"{folder} is being written by {who}") from error
     except OSError as error:
         raise OutputError(
             f"{folder} cannot be written: {error.strerror or error}; choose another output_dir"
@@ -260,10 +261,6 @@ def _signed(lock: Path) -> dict[str, Any]:
         return {"pid": int(owner["pid"]), "host": str(owner["host"])}
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return {}
-
-
-def _who(owner: dict[str, Any]) -> str:
-    return f"process {owner['pid']} on {owner['host']}" if owner else "another process"
 
 
 def is_owned(folder: Path) -> bool:
