@@ -23,7 +23,7 @@ def test_a_processor_is_named_with_what_decides_its_speed() -> None:
 
 
 def test_where_pytorch_does_not_name_the_processor(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)  # torch 2.6
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert device_name(torch.device("cpu")).startswith("arm64, ")
     assert device_name(torch.device("mps")).startswith("mps, arm64, ")
@@ -39,7 +39,7 @@ def test_where_pytorch_does_not_name_the_processor(monkeypatch) -> None:
     ],
 )
 def test_processors_that_are_slow_at_bfloat16(found, slow, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert slow_at_bfloat16() == slow
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from helpers.training import Rows, arguments
+from helpers.versions import SEQUENTIAL
 from smoothtune import L2SP, LNSR, NonFiniteLoss, SmoothTrainer
 from smoothtune.errors import CheckpointError, OutputError
 from smoothtune.testing import tiny_model
@@ -34,6 +35,9 @@ LAST = "checkpoint-3/model.safetensors"
 
 class Death(BaseException):
     """The process ends here; nothing may catch it."""
+
+
+ORDER = "sequential" if SEQUENTIAL else "random"
 
 
 def trainer_in(folder: Path, methods=None, **changes) -> SmoothTrainer:
@@ -236,8 +240,8 @@ def test_no_inodes_left(copy: Path, monkeypatch, owner, name: str, error: Except
         (None, {"dataloader_drop_last": True}, "dataloader_drop_last False, here True"),
         (
             None,
-            {"train_sampling_strategy": "random"},
-            "train_sampling_strategy 'sequential', here 'random'",
+            {"train_sampling_strategy": "group_by_length"},
+            f"train_sampling_strategy {ORDER!r}, here 'group_by_length'",
         ),
         (None, {"per_device_train_batch_size": 4}, "per_device_train_batch_size 8, here 4"),
     ],
