@@ -25,9 +25,13 @@ def saliencies(weights: list[Tensor], gradients: list[Tensor], kind: Saliency) -
         return list(torch._foreach_abs(gradients))
     products = torch._foreach_mul(gradients, gradients if kind == "fisher" else weights)
     torch._foreach_abs_(products)
-    if kind == "taylor":
-        for product, weight, gradient in zip(products, weights, gradients, strict=True):
-            product.masked_fill_((weight == 0) & (gradient != 0), torch.inf)
+    if kind == "taylor":  # in few operations: there are hundreds of weights
+        at_zero = torch._foreach_abs(torch._foreach_sign(weights))
+        torch._foreach_sub_(at_zero, 1)  # -1 where a weight is 0, else 0
+        torch._foreach_mul_(at_zero, gradients)
+        torch._foreach_abs_(at_zero)
+        torch._foreach_mul_(at_zero, torch.finfo(at_zero[0].dtype).max ** 0.75)
+        torch._foreach_add_(products, at_zero)
     return list(products)
 
 
