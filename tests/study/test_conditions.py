@@ -130,3 +130,17 @@ ood: {ignored: nowhere}
     attacked, hub = condition.ood["attacked"], condition.ood["hub"]
     assert (attacked.source, attacked.preset) == (str(tmp_path / "sets" / "adv_rte"), "adv_rte")
     assert (hub.source, hub.preset) == ("adv_sst2", "adv_sst2")
+
+
+def test_a_tasks_own_data_lie_in_the_folder_of_all(write, tmp_path: Path) -> None:
+    (tmp_path / "sets" / "quality").mkdir(parents=True)
+    text = """
+task:
+  - {name: few rows, data: quality, text_columns: [text], max_train_samples: 8}
+  - {name: elsewhere, data: nowhere, text_columns: [text]}
+methods: [plain]
+"""
+    study = load_study(write(text, common=""), options={"data": str(tmp_path / "sets")})
+    few, elsewhere = study.conditions
+    assert few.fields["data"] == str(tmp_path / "sets" / "quality")
+    assert elsewhere.fields["data"] == "nowhere"

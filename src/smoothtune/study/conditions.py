@@ -65,7 +65,7 @@ def read_conditions(
         run = {**common, "max_train_samples": size, **model_part.fields, "model": place}
         run |= task_part.fields
         run |= forced
-        run |= _data_of(name, run)
+        run |= _data_of(name, run, common.get("data"))
         run |= {"task": name}
         size = run["max_train_samples"]
         of_model, of_task = model_part.method_fields, task_part.method_fields  # the second wins
@@ -157,15 +157,18 @@ def _numbered(value: Any, key: str) -> Sequence[tuple[Any, Location]]:
     return [(value, (key,))]
 
 
-def _data_of(task: str, run: Mapping[str, Any]) -> dict[str, Any]:
+def _data_of(task: str, run: Mapping[str, Any], folder: Any) -> dict[str, Any]:
     """Where a task's data and its unlabeled texts are.
 
-    A folder of data sets has a sub-folder for each task; a relative path below it, as
-    ``sets/one.parquet``, is found there too.
+    A folder of data sets has a sub-folder for each task, or one that a task's own `data` names; a
+    relative path below it, as ``sets/one.parquet``, is found there too.
     """
-    data, found = run.get("data"), {}
     if task == DEMO and run.get("text_columns") is None:
-        found = {"data": DEMO, "text_columns": ["sentence"]}
-    elif isinstance(data, str) and os.path.isdir(Path(os.path.expanduser(data)) / task):
-        found = {"data": str(Path(data) / task)}
-    return found
+        return {"data": DEMO, "text_columns": ["sentence"]}
+    data = run.get("data")
+    if not isinstance(data, str):
+        return {}
+    below = Path(os.path.expanduser(data)) / task
+    if data != folder and isinstance(folder, str):
+        below = Path(os.path.expanduser(folder)) / data
+    return {"data": str(below)} if below.exists() else {}
