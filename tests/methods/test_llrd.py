@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
+    DebertaV2Config,
     ElectraConfig,
     OPTConfig,
     get_linear_schedule_with_warmup,
@@ -76,6 +77,21 @@ def test_a_projection_of_the_embeddings_is_as_slow_as_they_are():
         Objective(LLRD(decay=0.5)).bind(model, optimizer)
         found = {rate for name, rate in rates(model, optimizer).items() if below in name}
         assert found == {0.125}
+
+
+def test_debertas_relative_positions_and_convolution_are_as_slow_as_its_embeddings():
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "vocab_size": 40}
+    relative = {"relative_attention": True, "pos_att_type": ["p2c"], "position_buckets": 4}
+    config = DebertaV2Config(
+        **sizes, **relative, intermediate_size=8, norm_rel_ebd="layer_norm", conv_kernel_size=3
+    )
+    model = AutoModelForSequenceClassification.from_config(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    Objective(LLRD(decay=0.5)).bind(model, optimizer)
+    found = rates(model, optimizer)
+    beside = [n for n in found if n.startswith("deberta.encoder.") and ".layer." not in n]
+    assert len(beside) == 7
+    assert {found[name] for name in beside} == {0.125}
 
 
 def test_the_new_head_alone_has_its_factor():

@@ -286,6 +286,16 @@ def test_relative_steps_of_adafactor_are_refused_where_the_learning_rate_is_c(tm
         regularize(trainer, JacHess(weight=1.0))
 
 
+def test_a_loss_that_is_set_later_is_refused(tmp_path):
+    """It would hide the class that trains with the methods; once it is gone, all is well."""
+    trainer = regularize(trainer_of(tmp_path, max_steps=1), L2SP())
+    trainer.compute_loss = lambda model, inputs, **_: cross_entropy(model, inputs)
+    with pytest.raises(ValueError, match=r"compute_loss was set .* after regularize\(\)"):
+        trainer.train()
+    del trainer.compute_loss
+    trainer.train()
+
+
 def test_a_resumed_run_logs_the_share_of_its_own_updates(tmp_path):
     """And not that of the updates before, whose sums it goes on with."""
     settings = {"max_steps": 4, "logging_steps": 2, "save_strategy": "steps", "save_steps": 2}

@@ -29,8 +29,11 @@ from smoothtune.core.traits import Between, Traits
 from smoothtune.nn.architecture import base_model, blocks, head_modules
 from smoothtune.nn.model_facts import sides_of
 
-BELOW = ("layernorm_embedding", "embeddings_project", "project_in")
-"""What stands beside the blocks and comes before them: in BART, ELECTRA and OPT."""
+BELOW = (
+    ("layernorm_embedding", "embeddings_project", "project_in")  # BART, ELECTRA and OPT
+    + ("encoder.LayerNorm", "encoder.conv")  # DeBERTa: of relative positions; beside block 0
+)
+"""Ends of names of what stands beside the blocks and reads embeddings alone."""
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -45,8 +48,8 @@ def depths(model: nn.Module) -> dict[nn.Parameter, int]:
     }
     below: set[nn.Parameter] = set()
     for name, module in base_model(model).named_modules():
-        kind, leaf = type(module).__name__, name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) or "Embeddings" in kind or leaf in BELOW:
+        kind = type(module).__name__
+        if isinstance(module, nn.Embedding) or "Embeddings" in kind or name.endswith(BELOW):
             below |= set(module.parameters())
     return {p: inside.get(p, -1 if p in below else top) for p in model.parameters()}
 
@@ -75,7 +78,7 @@ def split_group(group: dict[str, Any], factors: dict[nn.Parameter, float]) -> li
         lowers=("weight distance",),
         searched={"decay": Between(0.7, 0.99)},
         whole_weights=True,
-        version=2,
+        version=3,
     ),
 )
 class LLRD(Regularizer):

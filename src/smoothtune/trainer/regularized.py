@@ -46,8 +46,13 @@ class Regularized(Trainer):
     def train(  # type: ignore[override]  # a subclass may take other arguments
         self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
     ) -> Any:
-        """Train; a resumed run takes the methods' state from the checkpoint."""
+        """Train; a resumed run takes the methods' state from the checkpoint.
+
+        Raises:
+            ValueError: what the methods need was set on the trainer after `regularize`.
+        """
         binding = self._binding
+        refuse_hidden(self)
         try:
             if self.model_init is not None:
                 binding.renew(trial=kwargs.get("trial"))
@@ -254,6 +259,21 @@ class Events(TrainerCallback):
         if state.is_world_process_zero:
             for remark in self.binding.objective.strengths.remarks():
                 logger.warning(remark)
+
+
+def refuse_hidden(trainer: Trainer) -> None:
+    """Refuse what was set on a trainer later, and hides what trains with the methods.
+
+    Raises:
+        ValueError: it has an attribute of its own in the place of a method of `Regularized`.
+    """
+    methods = (name for name, value in vars(Regularized).items() if callable(value))
+    hidden = [name for name in methods if name in vars(trainer)]
+    if hidden:
+        raise ValueError(
+            f"{', '.join(hidden)} was set on this trainer after regularize(), which would train "
+            "without the methods: set it before, or give the Trainer a compute_loss_func"
+        )
 
 
 def put_in_front(trainer: Trainer) -> Callable[[], None]:
