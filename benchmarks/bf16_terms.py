@@ -29,6 +29,7 @@ from smoothtune import (
     SMART,
     VAT,
     CrossHolder,
+    DoubleBackprop,
     JacHess,
     Jacobian,
     Objective,
@@ -50,6 +51,8 @@ TERMS = {
     "`cross_holder`": lambda: CrossHolder(weight=1.0),
     "`jachess`": lambda: JacHess(weight=1.0, c=1.0),
     "`jacobian`": lambda: Jacobian(weight=1.0),
+    "`jacobian`, directional": lambda: Jacobian(weight=1.0, estimator="directional"),
+    "`double_backprop`": lambda: DoubleBackprop(weight=1.0),
 }
 OTHER_MASKS = {"`r3f`": lambda: R3F(weight=1.0), "`r4f`": lambda: R4F(weight=1.0)}
 aten = torch.ops.aten

@@ -17,6 +17,7 @@ from smoothtune import (
     UEGR,
     VAT,
     CrossHolder,
+    DoubleBackprop,
     FreeLB,
     JacHess,
     Jacobian,
@@ -37,14 +38,14 @@ METHODS = {
     "alum": lambda: ALUM(weight=1.0),
     "sift": lambda: SiFT(weight=1.0),
     "jachess": lambda: JacHess(weight=1.0),
-    "jacobian": lambda: Jacobian(weight=0.01),
+    "jacobian": lambda: Jacobian(weight=0.01, estimator="finite_difference"),
     "cross_holder": lambda: CrossHolder(weight=0.1),
 }
 
 
-def term_gradient(make, dtype=None, prepared=False):
+def term_gradient(make, dtype=None, prepared=False, dropout=0.1):
     """Flat gradient of a method's term alone."""
-    model, method = tiny_model("bert", dropout=0.1, dtype=torch.float32), make()
+    model, method = tiny_model("bert", dropout=dropout, dtype=torch.float32), make()
     objective = Objective(method).attach(model)
     if prepared:
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -151,6 +152,23 @@ def test_passes_with_other_masks_stay_in_sixteen_bits(make):
     assert dtypes_of(make(weight=1.0), tiny_model("bert", dtype=torch.float32, dropout=0.0)) == {
         torch.float32
     }
+
+
+GRADIENTS = {
+    "projected": lambda: Jacobian(weight=1.0),
+    "directional": lambda: Jacobian(weight=1.0, estimator="directional"),
+    "double_backprop": lambda: DoubleBackprop(weight=1.0),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_gradients_stay_in_sixteen_bits(name):
+    model = tiny_model("bert", dtype=torch.float32)
+    assert dtypes_of(GRADIENTS[name](), model) == {torch.bfloat16}
+    exact = term_gradient(GRADIENTS[name], dropout=0.0)
+    found = term_gradient(GRADIENTS[name], torch.bfloat16, dropout=0.0)
+    assert torch.cosine_similarity(found, exact, dim=0) > 0.99
+    assert 0.9 < found.norm() / exact.norm() < 1.1
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own

@@ -40,6 +40,7 @@ from smoothtune.nn.model_facts import predicts_tokens
         needs_labels=True,
         holds_task_loss=True,
         derivative_order=2,
+        products="bfloat16",
     ),
 )
 class DoubleBackprop(ClippedPenalty):

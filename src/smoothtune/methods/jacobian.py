@@ -12,6 +12,8 @@ Equation:
 Departures:
     * x are the word embeddings, the only continuous input a language model has.
     * Extractive QA: the logits are those of all real tokens, start and end.
+    * Its passes stay in 16 bits where training has them: its gradient is that of float32
+      (benchmarks/results/bf16-terms.md), but with estimator="finite_difference".
 """
 
 from __future__ import annotations
@@ -70,9 +72,9 @@ class Jacobian(DerivativePenalty):
 
     @property
     def traits(self) -> Traits:
-        """Gradients through the model are exact enough in TF32, differences of passes are not."""
+        """Gradients of gradients are exact enough in 16 bits, differences of passes are not."""
         traits = super().traits
-        return replace(traits, products="float32" if traits.finite_differences else "tf32")
+        return replace(traits, products="float32" if traits.finite_differences else "bfloat16")
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """1/2 ||J||_F^2, a mean over examples (or label tokens)."""
