@@ -43,7 +43,17 @@ LONGEST = 40.0  # seconds of tests a mutant is given, at most
 
 # Beside tests/FOLDER/test_MODULE.py; of a file with [x*y] the tests whose name has x, then y.
 MORE_TESTS: dict[str, list[str]] = {
+    "core/bound_methods": ["core/test_objective.py", "core/test_attachment.py"],
+    "core/compute_loss": ["core/test_objective.py", "core/test_packed_rows.py"],
     "core/forward": ["nn/test_dropout.py", "core/test_shared_masks.py"],
+    "core/non_finite": ["core/test_objective.py", "trainer/test_device_reads.py"],
+    "core/plain_loss": ["core/test_support.py", "methods/test_label_smoothing.py"],
+    "core/quantities": ["evaluation/test_effect.py"],
+    "core/terms": ["core/test_objective.py", "core/test_row_subset.py", "nn/test_autocast.py"],
+    "core/traits": ["core/test_regularizer.py", "core/test_support.py", "nn/test_autocast.py"],
+    "nn/distributed": ["nn/test_distributed_buffers.py"],
+    "nn/environments": ["core/test_support.py"],
+    "nn/hf_versions": ["nn/test_higher_order.py", "trainer/test_hf_versions.py"],
     "nn/dropout": ["core/test_shared_masks.py"],
     "nn/hooks": ["core/test_forward.py"],
     "nn/causal_lm": ["core/test_seq2seq.py"],
@@ -58,6 +68,8 @@ MORE_TESTS: dict[str, list[str]] = {
     "methods/derivative_base": [
         f"methods/test_{name}.py" for name in ("clip", "jacobian", "jachess")
     ],
+    "methods/equation": ["methods/test_describe.py"],
+    "methods/find": ["methods/test_every_method.py"],
     "methods/sam": ["core/test_support.py[ascends]", "methods/test_contract.py[-sam*-bert]"],
     "methods/uegr": [
         "methods/test_uegr_update.py",
@@ -264,7 +276,7 @@ def table(records: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Sample mutants, try those that have no result yet, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", default=["core", "functional", "methods"])
+    parser.add_argument("modules", nargs="*", default=["core", "nn", "functional", "methods"])
     parser.add_argument(
         "--sample", type=int, help="mutants of each argument; all of them unless given"
     )
