@@ -98,7 +98,7 @@ def main():
     runs = finished(arguments.folder)
     page = ["# An average of three runs", "", "`python benchmarks/averages.py OUT --data DIR`", ""]
     page += [
-        "MiniLM, rows of SST-2: the runs of [sizes](../../results/sizes.md). Under plain's means stand",
+        "MiniLM, rows of SST-2: the runs of [sizes](../../results/sizes.md). Under plain are",
         "differences from it, paired by seed, with 95 % intervals and p before a correction.",
         "",
     ]
