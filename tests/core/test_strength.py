@@ -136,6 +136,7 @@ CASES = [
     ("strong", [lambda: R3F(share=30.0)], bert, one_batch),
     ("narrower", [lambda: LNSR(share=3.0, max_share=0.2)], bert, four_batches),
     ("weight", [lambda: LNSR(weight=100.0, max_share=0.5)], bert, one_batch),
+    ("of_each", [lambda: LNSR(share=9.0, max_share=0.2), lambda: VAT(share=9.0)], bert, one_batch),
 ]
 
 
@@ -154,6 +155,7 @@ def test_the_bound_holds_in_every_update(methods, make_model, batches, updates):
     found, applied = ratios(methods, make_model, updates, batches)
     assert max(found) <= bound + 1e-3
     assert found[0] > 0.01  # from the first update on
+    assert all(applied[m.name].largest <= m.max_share + 1e-3 for m in methods)
     largest = sum(of.largest for of in applied.values())
     assert max(found) <= largest + 1e-3  # of a sum, at most the sum of the parts
     if len(methods) == 1:
@@ -648,7 +650,7 @@ def test_weight_and_share_take_each_others_place():
             assert method.settings().keys() & {"weight", "share"} == {"share"}
             assert cls(weight=2.0).settings().keys() & {"weight", "share"} == {"weight"}, name
             assert cls(weight=0.0).is_on is False
-            assert method.max_share == 1.0
+            assert method.max_share == cls.usual_bound
             assert cls(weight=2.0).max_share is None
             assert cls(weight=2.0, max_share=0.5).max_share == 0.5
         assert cls(**method.settings()) == method

@@ -165,7 +165,7 @@ class LossSum:
         shown: dict[str, Tensor] = {}
         for name, weight in alone.coefficients.items():
             shown |= {f"{name}/weight": weight, f"{name}/share": alone.shares[name]}
-            shown[f"{name}/bounded"] = alone.held.to(weight)
+            shown[f"{name}/bounded"] = alone.held[name].to(weight)
         return Summed(loss, weighed, shown)
 
     def _solved(

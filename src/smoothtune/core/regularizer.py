@@ -32,7 +32,6 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 SHARES = Between(0.09, 1.0, log=True)  # in the middle 0.3, the default
 CALIBRATION_ROWS = 32  # of the training data, that trainers give to `calibrate`
-MAX_SHARE = 1.0  # the bound of terms with a share
 
 R = TypeVar("R", bound="Regularizer")
 
@@ -223,9 +222,9 @@ class Penalty(LossTerm):
     share: Positive | None = None
     """In place of weight: the term's gradient is usually this share of the task's, 0.3 say."""
     max_share: Positive | None = None
-    """Bound of the term's gradient in every update, as a share of the task's. Default: 1 with a
-    share; none with a weight, as in the papers. With several terms the largest holds for their
-    sum."""
+    """Bound of the term's gradient in every update, as a share of the task's. Default with a share:
+    1, of jacobian and double_backprop 0.3; none with a weight, as in the papers. With several terms
+    the largest holds for their sum, too."""
     every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     rows: Fraction = 1.0
@@ -237,6 +236,9 @@ class Penalty(LossTerm):
     """Updates before the loss term acts; below 1, a fraction of the run."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
+
+    usual_bound: ClassVar[float] = 1.0
+    """`max_share`, unless it is given, of a term with a share."""
 
     @model_validator(mode="before")
     @classmethod
@@ -264,7 +266,7 @@ class Penalty(LossTerm):
         if self.rows < 1 and (reason := self.why_all_rows()):
             raise ValueError(f"{self.name} {reason}, so rows is 1")
         if self.share is not None and self.max_share is None:
-            self.max_share = MAX_SHARE
+            self.max_share = self.usual_bound
 
     @classmethod
     def why_all_rows(cls) -> str | None:

@@ -10,9 +10,10 @@ moves while a model learns. What is applied never exceeds the *bound*:
 
     sum of ||weight grad term|| <= max_share * ||grad task||      in every update
 
-Norms are those of whole updates, over all batches and processes. An update without labels is held
-to the task's usual norm. A fixed weight without a bound is the papers' own training, and counts as
-a part of the task here.
+Of several terms the sum is held by the largest `max_share`, and each of them by its own. Norms are
+those of whole updates, over all batches and processes. An update without labels is held to the
+task's usual norm. A fixed weight without a bound is the papers' own training, and counts as a part
+of the task here.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Solution(NamedTuple):
     """By what the bounded terms are multiplied."""
     shares: dict[str, Tensor]
     """Norms of what is applied of them, over the task's."""
-    held: Tensor
-    """Whether the bound holds them."""
+    held: dict[str, Tensor]
+    """Whether a bound holds them."""
     task: Tensor
     """Norm of the task's gradient."""
     scale: Tensor
@@ -155,17 +156,25 @@ class Strengths:
             logs[name] = self._log(name, task).with_value(against / norm)
             weight = factor * method.share * logs[name].mean.exp()
             weights[name] = torch.where((against > 0) & (norm > 0), weight, 0.0)
+        # each by its own bound, where that of the sum is larger
+        held = {}
+        for name, norm in terms.items():
+            bound = self.bounded[name].max_share or self.bound
+            if bound < self.bound:
+                part = _part_within(bound * against, weights[name] * norm)
+                weights[name], held[name] = part * weights[name], part < 1
+        # their sum
         total = torch.zeros_like(task)
         for name, norm in terms.items():
             total = total + weights[name] * norm
-        # 0 / 0, of terms that have no gradient, holds nothing
-        held = torch.where(total > 0, (self.bound * against / total).clamp(max=1.0), 1.0)
-        coefficients = {name: held * weight for name, weight in weights.items()}
+        part = _part_within(self.bound * against, total)
+        held = {name: (part < 1) | held[name] if name in held else part < 1 for name in terms}
+        coefficients = {name: part * weight for name, weight in weights.items()}
         shares = {
             name: torch.where(against > 0, coefficient * terms[name] / against, 0.0)
             for name, coefficient in coefficients.items()
         }
-        return Solution(coefficients, shares, held < 1, task, scale, logs)
+        return Solution(coefficients, shares, held, task, scale, logs)
 
     def _log(self, name: str, like: Tensor) -> MeanLog:
         return self.logs.get(name) or MeanLog(torch.zeros_like(like), torch.zeros_like(like))
@@ -198,7 +207,8 @@ class Strengths:
         for name, share in solution.shares.items():
             acted = (share > 0).float()
             weight, losses = solution.coefficients[name], solution.losses[name]
-            now = torch.stack([acted, share, share, acted * solution.held, weight, *losses]).float()
+            held = acted * solution.held[name]
+            now = torch.stack([acted, share, share, held, weight, *losses]).float()
             if (before := self.sums.get(name)) is not None:
                 before = before.to(now)  # those of a state are on the host
                 largest = torch.maximum(before[2], now[2])
@@ -274,6 +284,11 @@ class Strengths:
                 self.sums[name] = value.clone()
             else:
                 self.seen[name] = int(value)
+
+
+def _part_within(bound: Tensor, norm: Tensor) -> Tensor:
+    """() the largest factor, at most 1, that keeps a norm within a bound; 1 of a norm of 0."""
+    return torch.where(norm > 0, (bound / norm).clamp(max=1.0), 1.0)
 
 
 _NO_GRADIENT = (
