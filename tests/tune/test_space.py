@@ -3,7 +3,7 @@
 import optuna
 import pytest
 
-from smoothtune.core.regularizer import SHARES, Between
+from smoothtune.core.regularizer import Between
 from smoothtune.methods import METHODS
 from smoothtune.tune.space import Space
 
@@ -24,7 +24,8 @@ def test_every_method_says_what_is_worth_searching(name: str) -> None:
 
 
 def test_a_method_with_a_term_of_its_own_searches_its_share() -> None:
-    assert METHODS["lnsr"].search_space() == {"share": SHARES}
+    assert METHODS["lnsr"].search_space() == {"share": Between(0.09, 1.0, log=True)}
+    assert METHODS["jacobian"].search_space() == {"share": Between(0.009, 0.1, log=True)}
     assert METHODS["plain"].search_space() == {}
 
 
@@ -57,7 +58,7 @@ def test_suggestions_stay_within_the_ranges_and_are_what_is_shown() -> None:
         assert setting.epochs in (1.0, 2.5)
         if setting.method == "lnsr":
             share = setting.fields["share"]
-            assert SHARES.low <= share <= SHARES.high
+            assert 0.09 <= share <= 1.0
             assert f"share {share}" in setting.describe()
         else:
             assert setting.fields["layers"] in (1, 2, 3)

@@ -30,7 +30,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
-SHARES = Between(0.09, 1.0, log=True)  # in the middle 0.3, the default
+SHARE = 0.3  # the default, unless a method has its own
 CALIBRATION_ROWS = 32  # of the training data, that trainers give to `calibrate`
 
 R = TypeVar("R", bound="Regularizer")
@@ -223,7 +223,7 @@ class Penalty(LossTerm):
     """In place of weight: the term's gradient is usually this share of the task's, 0.3 say."""
     max_share: Positive | None = None
     """Bound of the term's gradient in every update, as a share of the task's. Default with a share:
-    1, of jacobian and double_backprop 0.3; none with a weight, as in the papers. With several terms
+    1, of jacobian and double_backprop 0.1; none with a weight, as in the papers. With several terms
     the largest holds for their sum, too."""
     every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
@@ -279,8 +279,11 @@ class Penalty(LossTerm):
 
     @classmethod
     def search_space(cls) -> Mapping[str, Between]:
-        """What it declares, or its share."""
-        return {"share": SHARES} if cls.declared.searched is None else cls.declared.searched
+        """What it declares, or its share up to the bound, with the default in the middle."""
+        if cls.declared.searched is not None:
+            return cls.declared.searched
+        low = round((cls.share or SHARE) ** 2 / cls.usual_bound, 3)
+        return {"share": Between(low, cls.usual_bound, log=True)}
 
     def settings(self) -> dict[str, Any]:
         """Every field with its value; of weight and share the one that holds."""

@@ -16,6 +16,8 @@ Departures:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
@@ -46,10 +48,11 @@ from smoothtune.nn.model_facts import predicts_tokens
 class DoubleBackprop(ClippedPenalty):
     """Small derivatives of the task loss in the word embeddings."""
 
+    usual_bound: ClassVar[float] = 0.1
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Not stated for language models."""
-    share: Positive | None = 0.3
-    """The term's gradient, as a share of the task's."""
+    share: Positive | None = 0.03
+    """The term's gradient, as a share of the task's. 0.3 kept models from learning."""
 
     def refuses(self, model: nn.Module) -> str | None:
         """Only the gradient of a mean over examples holds each example's."""

@@ -19,7 +19,7 @@ Departures:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,10 +46,11 @@ from smoothtune.methods.derivative_base import DerivativePenalty
 class Jacobian(DerivativePenalty):
     """Small derivatives of the logits in the word embeddings."""
 
+    usual_bound: ClassVar[float] = 0.1
     weight: NonNegative | None = None
     """lambda_JR, in place of share. Code: 0.01."""
-    share: Positive | None = 0.3
-    """The term's gradient, as a share of the task's."""
+    share: Positive | None = 0.03
+    """The term's gradient, as a share of the task's. 0.3 kept models from learning."""
     num_probes: int = 1
     """n_proj: random projections; -1 computes the norm exactly. Paper and code: 1."""
     probe: Probe = "sphere"
