@@ -48,6 +48,7 @@ MOVES = "Does it move what it is about?"
 EFFECTS = {
     "effect": f"{MOVES} [All methods with their defaults]",
     "effect-fresh": f"{MOVES} [Ten fresh seeds]",
+    "effect-bound": f"{MOVES} [Held by the bound]",
     "strength": f"{MOVES} [A study of shares]",
     "robustness": "Robustness: [noise, random tokens, exchanged words]",
 }
