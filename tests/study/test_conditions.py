@@ -138,9 +138,14 @@ def test_a_tasks_own_data_lie_in_the_folder_of_all(write, tmp_path: Path) -> Non
 task:
   - {name: few rows, data: quality, text_columns: [text], max_train_samples: 8}
   - {name: elsewhere, data: nowhere, text_columns: [text]}
+  - {name: other, data: OTHERS, text_columns: [text]}
 methods: [plain]
 """
+    others = tmp_path / "others"
+    (others / "other").mkdir(parents=True)
+    text = text.replace("OTHERS", str(others))
     study = load_study(write(text, common=""), options={"data": str(tmp_path / "sets")})
-    few, elsewhere = study.conditions
+    few, elsewhere, other = study.conditions
     assert few.fields["data"] == str(tmp_path / "sets" / "quality")
     assert elsewhere.fields["data"] == "nowhere"
+    assert other.fields["data"] == str(others / "other")

@@ -165,10 +165,12 @@ def _data_of(task: str, run: Mapping[str, Any], folder: Any) -> dict[str, Any]:
     """
     if task == DEMO and run.get("text_columns") is None:
         return {"data": DEMO, "text_columns": ["sentence"]}
-    data = run.get("data")
-    if not isinstance(data, str):
+    if not isinstance(data := run.get("data"), str):
         return {}
-    below = Path(os.path.expanduser(data)) / task
+    place = Path(os.path.expanduser(data))
     if data != folder and isinstance(folder, str):
-        below = Path(os.path.expanduser(folder)) / data
-    return {"data": str(below)} if below.exists() else {}
+        within = Path(os.path.expanduser(folder)) / data
+        place = within if within.exists() else place
+    if (place / task).is_dir():
+        place /= task
+    return {"data": str(place)} if place.exists() else {}
