@@ -379,7 +379,8 @@ def test_a_state_is_loaded_to_where_the_model_is(method):
     norm = torch.zeros((), device="meta")
     zeros = {name: norm for name in objective.strengths.bounded}
     losses = dict.fromkeys(zeros, torch.zeros(2, device="meta"))
-    objective.strengths.finish(Solution(zeros, zeros, norm > 0, norm, norm, {}, losses))
+    held = dict.fromkeys(zeros, norm > 0)
+    objective.strengths.finish(Solution(zeros, zeros, held, norm, norm, {}, losses))
     for each in objective.regularizers.values():
         each.before_step(model)
         each.after_step(model)

@@ -46,13 +46,8 @@ class Regularized(Trainer):
     def train(  # type: ignore[override]  # a subclass may take other arguments
         self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
     ) -> Any:
-        """Train; a resumed run takes the methods' state from the checkpoint.
-
-        Raises:
-            ValueError: what the methods need was set on the trainer after `regularize`.
-        """
+        """Train; a resumed run takes the methods' state from the checkpoint."""
         binding = self._binding
-        refuse_hidden(self)
         try:
             if self.model_init is not None:
                 binding.renew(trial=kwargs.get("trial"))
@@ -236,19 +231,31 @@ class Events(TrainerCallback):
 
     def __init__(self, binding: Binding):
         self.binding = binding
+        self.calls = 0  # of the objective, when the training began
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """When model and optimizer are prepared, and those of a checkpoint loaded."""
         self.binding.begin(kwargs["train_dataloader"])
         self.binding.trainer._means = TermMeans(self.binding.objective)
+        self.calls = self.binding.objective.calls
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the first batch is drawn."""
         self.binding.begin_epoch(kwargs["train_dataloader"], control)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Just after the optimizer's step: have the losses of the update before checked."""
+        """Just after the optimizer's step: have the losses of the update before checked.
+
+        Raises:
+            RuntimeError: the first update was made without the objective.
+        """
         objective = self.binding.objective
+        if objective.calls == self.calls:
+            raise RuntimeError(
+                "an update was made without the methods: compute_loss or training_step was set on "
+                "this trainer after regularize() and does not call what was there. Set it before, "
+                "or give the Trainer a compute_loss_func"
+            )
         if self.binding.is_zero:
             objective.before_step()
             objective.after_step()
@@ -259,21 +266,6 @@ class Events(TrainerCallback):
         if state.is_world_process_zero:
             for remark in self.binding.objective.strengths.remarks():
                 logger.warning(remark)
-
-
-def refuse_hidden(trainer: Trainer) -> None:
-    """Refuse what was set on a trainer later, and hides what trains with the methods.
-
-    Raises:
-        ValueError: it has an attribute of its own in the place of a method of `Regularized`.
-    """
-    methods = (name for name, value in vars(Regularized).items() if callable(value))
-    hidden = [name for name in methods if name in vars(trainer)]
-    if hidden:
-        raise ValueError(
-            f"{', '.join(hidden)} was set on this trainer after regularize(), which would train "
-            "without the methods: set it before, or give the Trainer a compute_loss_func"
-        )
 
 
 def put_in_front(trainer: Trainer) -> Callable[[], None]:
