@@ -60,7 +60,15 @@ def averaged(name, seed, plain, folder, data):
     out = folder / "averages" / f"{name}-{seed}"
     if not (out / "evaluation.json").exists():
         command = [sys.executable, "-m", "smoothtune", "evaluate", *map(str, members)]
-        command += ["--calibration", "--data", str(data / "sst2"), "--output-dir", str(out)]
+        command += [
+            "--calibration",
+            "--task",
+            "sst2",
+            "--data",
+            str(data / "sst2"),
+            "--output-dir",
+            str(out),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     parts = json.loads((out / "evaluation.json").read_text("utf-8"))["parts"]
     metrics = parts["metrics"]["numbers"]["metrics"]

@@ -34,16 +34,18 @@ def test_panels_as_svg_and_pdf(kind: str) -> None:
     assert len(rows) == 1 + (5 if kind == "lines" else 4)
 
 
-def test_a_mean_over_seeds_ends_where_the_first_of_them_ends(
-    write, reproduced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    layout = """
+TWO_SEEDS = """
 methods: [lnsr]
 more_epochs: null
 seeds: [0, 1]
 task: {name: one, text_columns: [text]}
-layout: [{figure: "Training", kind: training, quantity: loss}]
 """
+
+
+def test_a_mean_over_seeds_ends_where_the_first_of_them_ends(
+    write, reproduced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layout = TWO_SEEDS + 'layout: [{figure: "Training", kind: training, quantity: loss}]'
     whole, written = made_records.content_of, []
 
     def cut(content):
@@ -66,13 +68,7 @@ def test_bins_of_all_seeds_are_put_together(
     write, reproduced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Means weighted by rows, and Wilson's interval of all of them, written out."""
-    layout = """
-methods: [lnsr]
-more_epochs: null
-seeds: [0, 1]
-task: {name: one, text_columns: [text]}
-layout: [{figure: "Reliability", kind: reliability}]
-"""
+    layout = TWO_SEEDS + 'layout: [{figure: "Reliability", kind: reliability}]'
     bins = [
         {"confidence": [0.5, 0.95], "accuracy": [0.0, 0.9], "count": [1, 30]},
         {"confidence": [0.96], "accuracy": [0.7], "count": [10]},

@@ -52,7 +52,7 @@ class DoubleBackprop(ClippedPenalty):
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Not stated for language models."""
     share: Positive | None = 0.03
-    """The term's gradient, as a share of the task's. 0.3 kept models from learning."""
+    """The term's gradient, as a share of the task's. 0.3 kept a model from learning."""
 
     def refuses(self, model: nn.Module) -> str | None:
         """Only the gradient of a mean over examples holds each example's."""

@@ -50,7 +50,7 @@ class Jacobian(DerivativePenalty):
     weight: NonNegative | None = None
     """lambda_JR, in place of share. Code: 0.01."""
     share: Positive | None = 0.03
-    """The term's gradient, as a share of the task's. 0.3 kept models from learning."""
+    """The term's gradient, as a share of the task's. 0.3 kept a model from learning."""
     num_probes: int = 1
     """n_proj: random projections; -1 computes the norm exactly. Paper and code: 1."""
     probe: Probe = "sphere"
