@@ -14,6 +14,7 @@ from helpers.tiny_tasks import write
 from smoothtune.cli import app
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import DataError
+from smoothtune.report.curves import metric_label
 from smoothtune.run.training_arguments import best_score
 from smoothtune.tasks.presets import describe_task
 
@@ -78,6 +79,7 @@ def test_metrics_by_hand() -> None:
     )
     assert scores["quadratic_weighted_kappa"] == pytest.approx(1 - (5 / 4) / chance)
     assert list(scores)[:3] == list(THREE.metrics)
+    assert metric_label("quadratic_weighted_kappa") == "quadratic_weighted_kappa (-1 to 1)"
 
 
 def test_one_class_alone_has_a_kappa_of_zero() -> None:

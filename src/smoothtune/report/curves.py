@@ -20,6 +20,8 @@ NUMBER = re.compile(r"-\d+(\.\d+)?([eE][+-]?\d+)?")
 """A text that is a negative number, and no formula."""
 
 
+SIGNED = ("matthews_correlation", "pearson", "spearman", "quadratic_weighted_kappa")
+"""Metrics from -1 to 1."""
 LOST, LOSES = 0.1, "loses 10 points at"
 ROUNDING = 1e-9  # 0.9 - 0.1 is not 0.8 in floating point
 
@@ -95,7 +97,7 @@ def metric_label(name: str) -> str:
     >>> metric_label("f1"), metric_label("pearson")
     ('f1 (0 to 1)', 'pearson (-1 to 1)')
     """
-    signed = name in ("matthews_correlation", "pearson", "spearman")
+    signed = name in SIGNED
     return f"{name} (-1 to 1)" if signed else f"{name} (0 to 1)"
 
 
