@@ -161,6 +161,25 @@ def test_no_answer_is_given_where_its_least_score_is_higher(bert, tmp_path) -> N
     assert task.scorer.example_statistics(predictions, windows)[0].tolist() == [1, 1]
 
 
+def test_the_confidence_in_no_answer_is_its_own(bert, tmp_path) -> None:
+    """A model that is sure of no answer, and right, is not one that has no confidence."""
+    draw = random.Random(2)
+    rows = [squad_row(i, draw, answerable=i > 0) for i in range(2)]
+    task, prepared = prepared_rows(bert, tmp_path, rows, length=32, version_2_with_negative=True)
+    windows = prepared.validation
+    outputs = {name: np.zeros((2, max(windows["length"]))) for name in SQUAD.head.outputs}
+    for values in outputs.values():
+        values[0, 0] = 9.0
+    predictions = task.head.predictions(outputs, windows)
+    confidence, right = task.scorer.confidence(predictions, windows)
+    count = len(windows[0]["offset_start"])
+    assert confidence[0] == pytest.approx((np.exp(9) / (np.exp(9) + count)) ** 2)
+    assert right[0] == 1
+    # without unanswerable questions the span counts, however low it is
+    confidence, _ = SQUAD.scorer.confidence(predictions, windows)
+    assert confidence[0] == pytest.approx((1 / (np.exp(9) + count)) ** 2)
+
+
 def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
     draw = random.Random(3)
     rows = [squad_row(i, draw) for i in range(12)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-START, END, SCORE, NULL, LOG_PROBABILITY = range(5)
+START, END, SCORE, NULL, LOG_PROBABILITY, NO_ANSWER = range(6)
 """Columns of `best_spans`."""
 
 
@@ -23,6 +23,8 @@ class SpanScores(NamedTuple):
     """(N, K) sum of both logits; -inf where there are fewer than K spans."""
     log_probability: np.ndarray
     """(N, K) of start and end, each a distribution over the context and the no-answer token."""
+    no_answer: np.ndarray
+    """(N,) the same of start and end at the no-answer token."""
 
 
 def n_best_spans(
@@ -51,7 +53,7 @@ def n_best_spans(
         ValueError: a logit on the context is not finite.
     """
     count, rows = min(n_best_size, context.shape[1]), np.arange(len(context))[:, None]
-    choices, log_probabilities, logits = [], [], []
+    choices, log_probabilities, logits, no_answer = [], [], [], np.zeros(len(context))
     for values in (start_logits, end_logits):
         values = np.asarray(values, np.float64)
         if wrong := np.flatnonzero(~np.isfinite(values).all(axis=1, where=context)).tolist():
@@ -60,9 +62,9 @@ def n_best_spans(
         choices.append(np.argsort(-inside, axis=1, kind="stable")[:, :count])
         logits.append(np.take_along_axis(inside, choices[-1], axis=1))
         inside[rows[:, 0], cls_index] = values[rows[:, 0], cls_index]
-        log_probabilities.append(
-            np.take_along_axis(log_softmax(inside, axis=1), choices[-1], axis=1)
-        )
+        shares = log_softmax(inside, axis=1)
+        log_probabilities.append(np.take_along_axis(shares, choices[-1], axis=1))
+        no_answer += shares[rows[:, 0], cls_index]
     start, end = choices[0][:, :, None], choices[1][:, None, :]
     valid = (start <= end) & (end - start < max_answer_length)
     score = np.where(valid, logits[0][:, :, None] + logits[1][:, None, :], -np.inf)
@@ -74,6 +76,7 @@ def n_best_spans(
         choices[1][rows, last],
         score[rows, order],
         log_probabilities[0][rows, first] + log_probabilities[1][rows, last],
+        no_answer,
     )
 
 
@@ -95,8 +98,8 @@ def best_spans(
         max_answer_length: as of `n_best_spans`.
 
     Returns:
-        (N, 5): the span's first character and the one after its last, its score, -inf where there
-        is none, the no-answer score, and the span's log-probability.
+        (N, 6): the span's first character and the one after its last, its score, -inf where there
+        is none, the no-answer score, and the log-probabilities of the span and of no answer.
     """
     first = np.asarray(windows["context_start"])
     count = np.array([len(offsets) for offsets in windows["offset_start"]])
@@ -122,7 +125,8 @@ def best_spans(
         )
     ]
     null = start_logits[rows, cls_index].astype(np.float64) + end_logits[rows, cls_index]
-    return np.column_stack([characters, spans.score[:, 0], null, spans.log_probability[:, 0]])
+    scores = [spans.score[:, 0], null, spans.log_probability[:, 0], spans.no_answer]
+    return np.column_stack([characters, *scores])
 
 
 def best_windows(
@@ -131,7 +135,7 @@ def best_windows(
     """The window that holds the best span of each question.
 
     Args:
-        spans: (N, 5) of `best_spans`.
+        spans: (N, 6) of `best_spans`.
         example_ids: (N,) the question of each window.
 
     Returns:

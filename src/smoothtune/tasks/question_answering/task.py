@@ -21,6 +21,7 @@ from smoothtune.tasks.head import Head
 from smoothtune.tasks.question_answering.spans import (
     END,
     LOG_PROBABILITY,
+    NO_ANSWER,
     START,
     best_spans,
     best_windows,
@@ -120,8 +121,8 @@ class SpanHead(Head):
         return (start + F.cross_entropy(outputs["end_logits"], batch["end_positions"])) / 2
 
     def prediction_width(self, rows: Dataset) -> int:
-        """The five columns of `best_spans`."""
-        return 5
+        """The six columns of `best_spans`."""
+        return 6
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
         """The best span of every window."""
@@ -165,17 +166,22 @@ class SpanScorer(Scorer):
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[str]:
         """The answer to every question, "" for none, in the order of `example_ids`."""
-        windows, score, null = best_windows(predictions, np.asarray(rows["example_id"][:]))
+        windows, is_empty = self._best(predictions, rows)
         contexts, spans = rows.select_columns("context"), predictions[windows]
-        is_empty = ~np.isfinite(score)
-        if self.task.version_2_with_negative:
-            is_empty |= null - score > self.task.null_score_diff_threshold
         return [
             ""
             if empty
             else contexts[int(row)]["context"][int(span[START]) : int(span[END])].strip()
             for row, span, empty in zip(windows, spans, is_empty, strict=True)
         ]
+
+    def _best(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """(E,) the window of the best span of every question, and whether there is no answer."""
+        windows, score, null = best_windows(predictions, np.asarray(rows["example_id"][:]))
+        is_empty = ~np.isfinite(score)
+        if self.task.version_2_with_negative:
+            is_empty |= null - score > self.task.null_score_diff_threshold
+        return windows, is_empty
 
     def scores(self, statistics: np.ndarray) -> dict[str, float]:
         """F1 and exact match."""
@@ -193,9 +199,12 @@ class SpanScorer(Scorer):
         )
 
     def confidence(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
-        """Probability of the span within its window, and its exact match."""
-        windows, score, _ = best_windows(predictions, np.asarray(rows["example_id"][:]))
-        probability = np.where(np.isfinite(score), np.exp(predictions[windows, LOG_PROBABILITY]), 0)
+        """Probability of the span, or of no answer, within its window, and its exact match."""
+        windows, is_empty = self._best(predictions, rows)
+        span, no_answer = predictions[windows][:, [LOG_PROBABILITY, NO_ANSWER]].T
+        if not self.task.version_2_with_negative:  # an empty answer is the lack of any span
+            no_answer = np.full(len(windows), -np.inf)
+        probability = np.exp(np.where(is_empty, no_answer, span))
         return probability, self.example_statistics(predictions, rows)[:, 0]
 
 
