@@ -7,7 +7,7 @@ import torch
 from helpers.linear_network import WIDTH, rotation
 from smoothtune.evaluation import derivative_norms, noise_propagation, noise_spectrum
 from smoothtune.nn import rng
-from smoothtune.testing import fixed_draws
+from smoothtune.testing import fixed_draws, tiny_model
 
 
 def test_a_rotation_keeps_relative_errors(linear_predictor, rows):
@@ -56,6 +56,19 @@ def test_padding_changes_nothing(linear_predictor, rows, measure):
             curves = measure(linear_predictor([squeeze, rotation(1)], batch_size=batch_size), rows)
         found.append([p.y for c in curves.values() for s in c.series.values() for p in s])
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-6)
+
+
+def test_a_model_whose_padding_is_zero(linear_predictor, rows):
+    """DeBERTa multiplies its embeddings by the mask."""
+    found = []
+    for batch_size in (1, 5):
+        predictor = linear_predictor([rotation(0)], batch_size=batch_size)
+        predictor.model = tiny_model("deberta").eval()
+        predictor.model.config.pad_token_id = 0
+        with fixed_draws():
+            curve = noise_propagation(predictor, rows, layers=(0,))["attenuation"]
+        found.append([point.y for point in curve.series["noise before block 1"]])
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 
 def test_derivatives_of_a_linear_network(linear_predictor, rows):

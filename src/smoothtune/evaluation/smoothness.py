@@ -177,10 +177,11 @@ def _errors(clean: ForwardPass, layer: int, ratio: float) -> Tensor:
     states, x, mask = clean.hidden_states[layer + 1 :], clean.embeddings(layer), clean.mask
     delta = gaussian(x, mask, ratio)
     noisy = clean.at(delta, layer, dropout="off").hidden_states[layer + 1 :]
-    norm = torch.linalg.vector_norm
     pairs = [(x, delta), *((h, h_ - h) for h, h_ in zip(states, noisy, strict=True))]
-    relative = [masked_mean(norm(error, dim=-1) / norm(h, dim=-1), mask) for h, error in pairs]
-    absolute = [masked_mean(norm(error, dim=-1), mask) for _, error in pairs]
+    sizes = [[torch.linalg.vector_norm(part, dim=-1) for part in pair] for pair in pairs]
+    # DeBERTa's embeddings of padding are 0
+    relative = [masked_mean(error / h.masked_fill(~mask, 1.0), mask) for h, error in sizes]
+    absolute = [masked_mean(error, mask) for _, error in sizes]
     return torch.stack([torch.stack(relative), torch.stack(absolute)])
 
 
