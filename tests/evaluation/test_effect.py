@@ -1,6 +1,7 @@
 """Quantities that methods are about, on networks where they are known."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from smoothtune.evaluation.effect import (
 from smoothtune.evaluation.weight_gradients import gradient_spread, task_gradient, weight_side
 from smoothtune.functional.divergences import divergence
 from smoothtune.methods import METHODS
+from smoothtune.tasks.presets import describe_task
 from smoothtune.testing import tiny_model
 
 
@@ -114,6 +116,32 @@ def test_gradient_of_the_loss_in_the_input(linear_predictor, rows):
             squares.append(np.sum((w.T @ (p - np.eye(2)[label])) ** 2))
         expected = np.sqrt(np.mean(squares))
         assert loss_gradient_norm(predictor, rows) == pytest.approx(expected, rel=1e-9)
+
+
+def test_losses_of_words_do_not_depend_on_the_batches(linear_predictor, rows, monkeypatch):
+    """A batch's loss is a mean over its words, of which sentences have different numbers."""
+    ids = rows["input_ids"][:]
+    tags = [[-100, *(token % 2 for token in row[1:])] for row in ids]
+    tagged = rows.remove_columns("labels").add_column("labels", tags)
+    found = []
+    for batch_size in (1, 2, 5):
+        predictor = linear_predictor([rotation(0), rotation(1)], batch_size=batch_size)
+        columns = {"text_columns": "tokens", "label_column": "tags", "label_names": ("A", "B")}
+        predictor.task = describe_task("tags", "token-classification", **columns)
+        head = predictor.model.head
+        monkeypatch.setattr(predictor.model, "forward", partial(tag_logits, predictor.model, head))
+        found.append(
+            [loss_gradient_norm(predictor, tagged), *weight_side(predictor, tagged)[0].values()]
+        )
+    assert found[0] == pytest.approx(found[2], rel=1e-9)
+    assert found[1] == pytest.approx(found[2], rel=1e-9)
+
+
+def tag_logits(model, head, input_ids, attention_mask=None, token_type_ids=None):
+    hidden = model.embedding(input_ids)
+    for layer in model.layers:
+        hidden = layer(hidden)
+    return {"logits": head(hidden)}
 
 
 class Quadratic(nn.Module):

@@ -143,15 +143,20 @@ def _training(model: nn.Module) -> Iterator[None]:
 
 
 def loss_gradient_norm(predictor: Predictor, rows: Dataset) -> float:
-    """Root mean square over examples of ||dL/dx||, x the word embeddings of an example."""
+    """Root mean square over examples of ||dL/dx||, x the word embeddings of an example.
+
+    N examples count as one batch, and L is N times its loss.
+    """
     predictor.progress.start("gradient in the input", predictor.num_batches(rows))
-    squares: list[np.ndarray] = []
+    squares, count = list[np.ndarray](), 0
     with evaluating(predictor.model):
-        for _, batch in predictor.batches(rows):
+        for indices, batch in predictor.batches(rows):
             run = predictor.clean(batch, hidden_states=False, differentiable=True).run()
-            gradient = gradient_at(run, task_loss(run), "word")
+            losses = predictor.task.head.num_losses(batch)
+            gradient = losses / len(indices) * gradient_at(run, task_loss(run), "word")
             squares.append(gradient.double().flatten(1).square().sum(1).cpu().numpy())
-    return float(np.sqrt(np.concatenate(squares).mean()))
+            count += losses
+    return float(np.sqrt(np.concatenate(squares).mean())) * len(rows) / count
 
 
 def prediction_scale(predictor: Predictor, rows: Dataset) -> float:

@@ -26,21 +26,23 @@ RHO = 0.05
 
 
 def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str, Tensor]]:
-    """The task loss over all rows, and its gradient in every trained weight, by name.
+    """The task loss over all rows as one batch, and its gradient in every trained weight, by name.
 
-    The loss is the mean of the batches', weighted by their rows; dropout is off.
+    Dropout is off.
     """
     weights = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
     total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in weights.items()}
+    count = 0
     with evaluating(predictor.model):
-        for indices, batch in predictor.batches(rows):
-            share = len(indices) / len(rows)
+        for _, batch in predictor.batches(rows):
+            losses = predictor.task.head.num_losses(batch)
             loss = task_loss(predictor.clean(batch, hidden_states=False).run())
             parts = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-            total += share * float(loss.detach())
+            total += losses * float(loss.detach())
+            count += losses
             for sum_, part in zip(gradients.values(), parts, strict=True):
-                sum_ += share * part
-    return total, gradients
+                sum_ += losses * part
+    return total / count, {name: gradient / count for name, gradient in gradients.items()}
 
 
 def weight_side(
@@ -62,15 +64,17 @@ def weight_side(
     length = norms.norm().clamp(min=torch.finfo(torch.float64).tiny)
     weights = dict(predictor.model.named_parameters())
     step = [float(rho / length) * g for g in gradients.values()]
-    above = 0.0
+    above, total = 0.0, 0
     climbed = moved([weights[name] for name in gradients], step)
     with torch.no_grad(), evaluating(predictor.model), climbed:
-        for indices, batch in predictor.batches(rows):
+        for _, batch in predictor.batches(rows):
             run = predictor.clean(batch, hidden_states=False).run()
-            above += len(indices) / len(rows) * float(task_loss(run))
+            losses = predictor.task.head.num_losses(batch)
+            above += losses * float(task_loss(run))
+            total += losses
     used = {n: norm for n, norm in zip(gradients, norms.tolist(), strict=True) if norm > 0}
     spread = max(used.values()) / float(np.median([*used.values()])) if used else 1.0
-    return {"sharpness": above - loss, "gradient spread": spread}, used
+    return {"sharpness": above / total - loss, "gradient spread": spread}, used
 
 
 def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:

@@ -59,6 +59,10 @@ class Head(ABC):
     def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """() mean loss over a batch with labels."""
 
+    def num_losses(self, batch: Mapping[str, Tensor]) -> int:
+        """How many losses `loss` is the mean of: one for every row."""
+        return len(batch["input_ids"])
+
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
         """Predictions (N, W), an entry per row, from the model's outputs on these rows.
 

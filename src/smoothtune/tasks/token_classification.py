@@ -125,6 +125,10 @@ class TagHead(Head):
         """Cross entropy, a mean over the words of the batch."""
         return F.cross_entropy(outputs["logits"].flatten(0, 1), batch["labels"].flatten())
 
+    def num_losses(self, batch: Mapping[str, Tensor]) -> int:
+        """One for every word."""
+        return int((batch["labels"] != IGNORE_INDEX).sum())
+
     def prediction_width(self, rows: Dataset) -> int:
         """The longest row."""
         return max(rows["length"][:])
