@@ -1,11 +1,14 @@
 import re
 
+import datasets
 import numpy as np
 import pytest
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.linear_network import rotation
+from smoothtune.data import tokenizing
 from smoothtune.evaluation import (
     corrupt_tokens,
     drop_words,
@@ -14,6 +17,7 @@ from smoothtune.evaluation import (
     token_corruption_curve,
     typos,
 )
+from smoothtune.evaluation.corruption import damaged_texts
 
 rates = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5, 1.0])
 seeds = st.integers(0, 10_000)
@@ -124,10 +128,24 @@ def test_tokens_are_corrupted_until_ten_points_are_lost(linear_predictor, rows):
     assert whole.numbers == {"area": 1, "clean": 1}
 
 
+def test_cached_rows_are_those_of_the_texts(linear_predictor, monkeypatch, tmp_path):
+    """Labels that were corrected, and words beyond the first row, are no cached ones."""
+    monkeypatch.setattr(tokenizing, "MIN_CACHED_ROWS", 1)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    predictor, found = linear_predictor([rotation(0)]), []
+    for word, label in (("good", 0), ("bad", 1)):
+        texts = Dataset.from_dict(
+            {"text": ["the film", f"a {word}"], "labels": [1, label], "example_id": [0, 1]}
+        )
+        options = {"max_seq_length": 16}
+        rows = damaged_texts(predictor, texts, "typos", 0.0, rng(0), **options)[1]
+        found.append((rows["input_ids"][1], rows["labels"][1]))
+    assert found[0][0] != found[1][0]
+    assert [label for _, label in found] == [0, 1]
+
+
 @pytest.mark.parametrize("damage", ["typos", "dropped words", "swapped words"])
 def test_curves_of_text(linear_predictor, damage):
-    from datasets import Dataset
-
     texts = Dataset.from_dict(
         {
             "text": ["good film", "bad plot and film", "the film was not good"],

@@ -16,7 +16,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import TEXTS
+from smoothtune.data.columns import TEXTS, fingerprint
 from smoothtune.evaluation.disturbance import disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.report.curves import Curve
@@ -215,9 +215,10 @@ def damaged_texts(
         return {name: change(example[name], rate, rng) for name in TEXTS if name in example}
 
     changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
-    content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
-    rows = predictor.task.rows.tokenize(changed, predictor.tokenizer, max_seq_length, content)
-    return changed, rows
+    reader = predictor.task.rows
+    return changed, reader.tokenize(
+        changed, predictor.tokenizer, max_seq_length, fingerprint(changed)
+    )
 
 
 def _curve(
