@@ -128,6 +128,18 @@ def test_tokens_are_corrupted_until_ten_points_are_lost(linear_predictor, rows):
     assert whole.numbers == {"area": 1, "clean": 1}
 
 
+@pytest.mark.parametrize(("words", "share"), [(4, 0), (5, 1)])
+def test_the_share_of_rows_that_change_is_counted(linear_predictor, words, share):
+    """A tenth of four words is none."""
+    texts = Dataset.from_dict(
+        {"text": ["good " * words] * 3, "labels": [1, 0, 0], "example_id": [0, 1, 2]}
+    )
+    predictor = linear_predictor([rotation(0)], batch_size=2)
+    rates = {"rates": (0.0, 0.1), "max_seq_length": 16}
+    curve = text_corruption_curve(predictor, texts, "dropped words", **rates)
+    assert curve.numbers["share of rows that change"] == share
+
+
 def test_cached_rows_are_those_of_the_texts(linear_predictor, monkeypatch, tmp_path):
     """Labels that were corrected, and words beyond the first row, are no cached ones."""
     monkeypatch.setattr(tokenizing, "MIN_CACHED_ROWS", 1)

@@ -99,6 +99,22 @@ def test_exchanged_words_are_judged_like_other_disturbances() -> None:
     assert ("good", "accuracy hardly suffers from 3 exchanged words (-0.020).") in said
 
 
+def test_a_disturbance_that_changes_few_rows_says_nothing() -> None:
+    """A tenth of four words is none."""
+    found = run(words=[0.9, 0.9, 0.9, 0.9])
+    for part, name in (("corruption", "typos"), ("substitution", "words")):
+        numbers = {"share of rows that change": 0.2}
+        unchanged = curve(0) | {"series": {name: [[0.0, 0.9], [0.1, 0.9]]}, "numbers": numbers}
+        found.content["parts"][part] = {"numbers": {}, "curves": {name: unchanged}, "seconds": 1.0}
+    said = sentences(found)
+    assert (
+        "note",
+        "Most rows have too few words for typos, words, which say nothing here.",
+    ) in said
+    assert not any("suffers from typos" in each.text for each in said)
+    assert any("hardly suffers from Gaussian noise at 0.3 (+0.000)." in each.text for each in said)
+
+
 @pytest.mark.parametrize(
     ("ece", "verdict"), [(0.04, "good"), (0.09, "note"), (0.11, "fragile"), (0.3, "fragile")]
 )

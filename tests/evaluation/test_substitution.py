@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.linear_network import rotation
+from smoothtune.evaluation.disturbance import CHANGED
 from smoothtune.evaluation.substitution import substitution_curve, vocabulary, word_positions
 from smoothtune.tasks.presets import describe_task
 
@@ -72,6 +73,15 @@ def test_wrong_examples_are_not_attacked(linear_predictor, rows):
     (points,) = curve.series.values()
     assert [point.y for point in points] == [0, 0, 0, 0]
     assert curve.numbers["queries"] == 1
+    assert "share of rows that change" not in curve.numbers
+
+
+def test_texts_without_words_of_one_token_do_not_change(linear_predictor, rows, monkeypatch):
+    predictor = linear_predictor([rotation(0)], batch_size=5)
+    right = with_right_labels(predictor, rows)
+    assert substitution_curve(predictor, right, vocab_size=14).numbers[CHANGED] == 1
+    monkeypatch.setattr("smoothtune.evaluation.substitution.word_positions", lambda *_: [])
+    assert substitution_curve(predictor, right, vocab_size=14).numbers[CHANGED] == 0
 
 
 def test_scores_of_a_regression_move_as_far_as_words_can(linear_predictor, rows):

@@ -17,13 +17,15 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import TEXTS, fingerprint
-from smoothtune.evaluation.disturbance import disturbance_curve
+from smoothtune.evaluation.disturbance import CHANGED, disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.report.curves import Curve
 
 RATES = (0.0, 0.05, 0.1, 0.2)
 FURTHER_RATES = (0.3, 0.5, 0.7, 1.0)
 """Rates that follow until the metric has lost 10 points."""
+JUDGED_RATE = 0.1
+"""At which the share of rows that change is counted: of short texts the nearest number is 0."""
 TextDamage = Callable[[str, float, np.random.Generator], str]
 
 
@@ -230,6 +232,8 @@ def _curve(
     num_samples: int,
     further: Sequence[float] = (),
 ) -> Curve:
+    ids: dict[float, list[list[list[int]]]] = {}
+
     def scores(some: Sequence[float]) -> Iterator[list[float]]:
         samples = {rate: range(num_samples if rate else 1) for rate in some}
         passes = sum(map(len, samples.values()))
@@ -237,9 +241,11 @@ def _curve(
         for rate in some:
             draws = (np.random.default_rng([predictor.seed, sample]) for sample in samples[rate])
             changed = [damaged(rate, rng) for rng in draws]
+            if rate in (0, JUDGED_RATE):
+                ids[rate] = [each["input_ids"][:] for each in changed]
             yield [predictor.main_metric(predictor.predict(each), each) for each in changed]
 
-    return disturbance_curve(
+    curve = disturbance_curve(
         scores,
         predictor.task.main_metric,
         f"with {name}",
@@ -249,3 +255,7 @@ def _curve(
         further=further,
         num_samples=num_samples,
     )
+    if JUDGED_RATE in ids:
+        pairs = [pair for each in ids[JUDGED_RATE] for pair in zip(ids[0][0], each, strict=True)]
+        curve.numbers[CHANGED] = float(np.mean([before != after for before, after in pairs]))
+    return curve

@@ -16,6 +16,8 @@ from smoothtune.report.curves import (
     metric_label,
 )
 
+CHANGED = "share of rows that change"
+"""Of a disturbance of tokens or words; at a rate of 0.1, or of those that are attacked."""
 Scores = Callable[[Sequence[float]], Iterable[Sequence[float]]]
 """From strengths to the metric of each, one number for every sample."""
 

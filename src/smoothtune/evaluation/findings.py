@@ -10,11 +10,14 @@ from smoothtune.config.evaluation import other_data_set
 from smoothtune.evaluation.calibration import error_of
 from smoothtune.evaluation.calibration_file import HOTTEST, fits
 from smoothtune.evaluation.compare import Run
+from smoothtune.evaluation.corruption import JUDGED_RATE
+from smoothtune.evaluation.disturbance import CHANGED
 from smoothtune.evaluation.smoothness import RATIO
+from smoothtune.report.curves import Curve
 from smoothtune.report.page import Sentence, Verdict
 
 TOLERATED_LOSS = 0.05  # of the main metric, from which a disturbance is called harmful
-NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
+NOISE_LEVEL, ATTACK_LEVEL = 0.3, 0.05
 CALIBRATED = 0.05  # expected calibration error below which a model is called calibrated
 COVERAGE = 0.9  # of the sets of classes in the findings
 GUIDE = "See Choosing a method in the documentation."
@@ -220,16 +223,21 @@ def _losses(run: Run) -> Iterator[tuple[str, str, float]]:
         return
     levels = {"gaussian": NOISE_LEVEL, "in_manifold": NOISE_LEVEL}
     levels |= {"fgm": ATTACK_LEVEL, "pgd": ATTACK_LEVEL}
-    for key, curve in (run.curves("robustness") | run.curves("corruption")).items():
+    for key, curve in _telling(run.curves("robustness") | run.curves("corruption")).items():
         ((name, points),) = curve.series.items()
-        level = levels.get(key, CORRUPTION_RATE)
+        level = levels.get(key, JUDGED_RATE)
         loss = points[0].y - next(point.y for point in points if point.x == level)
         yield name, f"{name} at {level:g} ({0.0 - loss:+.3f})", loss
-    for curve in run.curves("substitution").values():
+    for curve in _telling(run.curves("substitution")).values():
         (points,) = curve.series.values()
         name = f"{points[-1].x:g} exchanged words"
         loss = points[0].y - points[-1].y
         yield name, f"{name} ({0.0 - loss:+.3f})", loss
+
+
+def _telling(curves: dict[str, Curve]) -> dict[str, Curve]:
+    """The curves of disturbances that change half of the rows or more."""
+    return {key: each for key, each in curves.items() if each.numbers.get(CHANGED, 1.0) >= 0.5}
 
 
 def _clean(run: Run) -> float | None:
@@ -253,6 +261,9 @@ def _disturbance(run: Run) -> Iterator[Finding]:
             "the best constant answer to judge robustness: take more with "
             "--max-diagnostic-samples.",
         )
+    curves = run.curves("corruption") | run.curves("substitution")
+    if idle := ", ".join(name.replace("_", " ") for name in curves if name not in _telling(curves)):
+        yield Finding("note", f"Most rows have too few words for {idle}, which say nothing here.")
     losses = list(_losses(run))
     harmful = [(name, change) for name, change, loss in losses if loss > TOLERATED_LOSS]
     harmless = [change for _, change, loss in losses if loss <= TOLERATED_LOSS]

@@ -21,7 +21,7 @@ from datasets import Dataset
 from scipy.special import log_softmax
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.evaluation.disturbance import disturbance_curve
+from smoothtune.evaluation.disturbance import CHANGED, disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.neighbors import nearest
 from smoothtune.nn.architecture import embedding_table
@@ -77,10 +77,11 @@ def substitution_curve(
     """Main metric against the number of words that the attack has tried to exchange.
 
     Returns:
-        The metric, the `area` under it, and `queries`, forward passes for an example.
+        The metric, the `area` under it, `queries`, forward passes for an example, and of the
+        examples that are attacked the share that has a word to exchange.
     """
     attack = _Attack(predictor, rows, vocabulary(predictor.tokenizer, vocab_size), num_neighbors)
-    order = attack.ranking(MAX_RANKED)
+    attacked, order = attack.standing(), attack.ranking(MAX_RANKED)
 
     def scores(tried: Sequence[float]) -> Iterator[list[float]]:
         for count in map(int, tried):
@@ -98,6 +99,8 @@ def substitution_curve(
         levels=range(max_words + 1),
     )
     curve.numbers["queries"] = attack.queries / len(rows)
+    if attacked.any():
+        curve.numbers[CHANGED] = sum(map(bool, order)) / int(attacked.sum())
     return curve
 
 
@@ -144,7 +147,7 @@ class _Attack:
             return binary_cross_entropy(predictions, labels).mean(axis=1)
         return -log_softmax(predictions, axis=1)[np.arange(len(labels)), labels]
 
-    def _standing(self) -> np.ndarray:
+    def standing(self) -> np.ndarray:
         """(N,) examples to attack: those that are right, in all labels; all of a regression."""
         if self.predictor.task.head.problem_type == "regression":
             return np.ones(len(self.rows), dtype=bool)
@@ -155,7 +158,7 @@ class _Attack:
 
     def ranking(self, most: int) -> list[list[int]]:
         """Positions of every example's words, the one first that raises the loss most if masked."""
-        tokenizer, standing = self.predictor.tokenizer, self._standing()
+        tokenizer, standing = self.predictor.tokenizer, self.standing()
         names = (tokenizer.mask_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
         mask = next(i for i in (*names, tokenizer.pad_token_id) if i is not None)
         positions: list[list[int]] = []
@@ -180,7 +183,7 @@ class _Attack:
 
     def exchange(self, positions: Sequence[int | None], title: str) -> None:
         """Exchange one word of every example that stands, where that raises the loss."""
-        standing = self._standing()
+        standing = self.standing()
         owners, texts = [], []
         for row, position in enumerate(positions):
             if position is None or not standing[row]:
