@@ -11,6 +11,7 @@ import torch
 from datasets import ClassLabel, Dataset
 from typer.testing import CliRunner
 
+from helpers.linear_network import rotation
 from helpers.tiny_folder import WORDS
 from smoothtune.cli import app
 from smoothtune.config.evaluation import OtherData, load_settings
@@ -90,6 +91,15 @@ def test_split_keeps_the_classes_in_proportion_and_loses_nothing(rows) -> None:
     assert (sum(some["labels"][:]), len(some)) == (2, 10)
     with pytest.raises(DataError, match="cannot be trained on"):
         split_for_further(rows, 0.1, seed=3)
+
+
+def test_a_model_of_merged_adapters_is_trained_further(linear_predictor, rows) -> None:
+    """Merging leaves no weight that is trained."""
+    predictor = linear_predictor([rotation(0)])
+    predictor.model.requires_grad_(False)
+    trained = trained_further(predictor, rows, num_train_epochs=1)
+    assert not torch.equal(trained.model.head.weight, predictor.model.head.weight)
+    assert not any(weight.requires_grad for weight in predictor.model.parameters())
 
 
 def test_further_training_turns_a_reversed_meaning(tiny_folder, reversed_data) -> None:

@@ -180,6 +180,8 @@ def trained_further(
     AdamW's learning rate falls linearly to 0.
     """
     model = copy.deepcopy(predictor.model).train()
+    if not any(weight.requires_grad for weight in model.parameters()):  # merged adapters
+        model.requires_grad_(True)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     order = LengthGroupedSampler(rows["length"][:], FURTHER_BATCH, predictor.seed)
