@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
+from datasets import Dataset
 from scipy import stats
 
 from smoothtune.evaluation import bootstrap_intervals
+from smoothtune.evaluation.intervals import scores_with_intervals
+from smoothtune.tasks.presets import describe_task
 
 
 def means(values):
@@ -41,6 +44,18 @@ def test_the_seed_decides():
 @pytest.mark.parametrize("method", ["percentile", "bca"])
 def test_a_metric_that_never_moves(method):
     assert bootstrap_intervals(means, np.ones(9), method=method)["mean"] == (1, 1)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_all_answers_right_or_wrong_of_a_few_rows_are_no_sure_score(right):
+    """Four of four are right by chance in one of 16 times."""
+    labels = np.array([0, 1, 0, 1])
+    rows = Dataset.from_dict({"labels": labels, "example_id": range(4)})
+    logits = np.eye(2)[labels if right else 1 - labels]
+    task = describe_task(text_columns="text", label_names=("poor", "fine"))
+    found = scores_with_intervals(task, logits, rows, num_resamples=20)["metrics"]["accuracy"]
+    low, high = (0.025 ** (1 / 4), 1) if right else (0, 1 - 0.025 ** (1 / 4))
+    assert (found["low"], found["high"]) == pytest.approx((low, high))
 
 
 def test_one_example_has_no_interval():

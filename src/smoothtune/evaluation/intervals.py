@@ -90,7 +90,8 @@ def scores_with_intervals(
 ) -> dict[str, Any]:
     """The task's metrics, and `roc_auc` for two classes, each with a 95 % bootstrap interval.
 
-    Examples are resampled, so windows of one question stay together.
+    Examples are resampled, so windows of one question stay together. All resamples of a metric that
+    is 1, or 0, may agree: its interval is that of a share then, by Clopper and Pearson.
 
     Args:
         task: the task.
@@ -111,13 +112,18 @@ def scores_with_intervals(
         intervals = bootstrap_intervals(measures, statistics, n_resamples=num_resamples, seed=seed)
     return {
         "metrics": {
-            name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
+            name: {"value": value} | _bounds(value, intervals.get(name), len(statistics))
+            for name, value in values.items()
         },
         "rows": len(statistics),
         "trivial_baseline": task.scorer.baseline(rows),
     }
 
 
-def _bounds(interval: tuple[float, float] | None) -> dict[str, float | None]:
-    low, high = interval or (None, None)
-    return {"low": low, "high": high}
+def _bounds(value: float, interval: Interval | None, count: int) -> dict[str, float | None]:
+    if interval is None:
+        return {"low": None, "high": None}
+    if interval.low == interval.high and value in (0, 1):
+        share = binomtest(count * int(value), count).proportion_ci(method="exact")
+        interval = Interval(float(share.low), float(share.high))
+    return interval._asdict()
