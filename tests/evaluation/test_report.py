@@ -188,6 +188,20 @@ def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
     assert "do not differ beyond" in comparison(plain, near, small)
 
 
+def test_a_few_rows_are_no_reason_to_prefer_a_model(evaluated: Path, tmp_path: Path) -> None:
+    """Five that all differ alike do so by chance once in 16 times."""
+    copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
+    for total in (5, 6):
+        for copy, right in zip(copies, (0, total), strict=True):
+            predicted(copy, right, total)
+        first, second = load_runs(copies)
+        found = paired_differences(first, second)
+        assert found["accuracy"].excludes_zero == (total == 6)
+        text = comparison(first, second, found)
+        assert text.startswith("Prefer b") == (total == 6)
+        assert ("noise of the evaluated examples: accuracy +1.000. Evaluate" in text) == (total < 6)
+
+
 def test_other_examples_are_not_compared(evaluated: Path, tmp_path: Path) -> None:
     copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
     predicted(copies[0], 100)

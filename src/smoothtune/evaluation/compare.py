@@ -16,6 +16,9 @@ from smoothtune.report.curves import Curve
 from smoothtune.report.tables import Effect
 from smoothtune.tasks.presets import TASK_CLASSES
 
+FEWEST_PAIRS = 6
+"""Rows without which no difference is tested: five that all differ alike do so once in 16 times."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -85,7 +88,8 @@ def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
     """Paired bootstrap of all metrics, `other` minus `first`.
 
     Returns:
-        A difference for every metric, by name; None where the examples are not the same.
+        A difference for every metric, by name, without an interval of fewer than `FEWEST_PAIRS`
+        examples; None where the examples are not the same.
     """
     if not all((run.folder / PREDICTIONS).exists() for run in (first, other)):
         return None
@@ -96,7 +100,7 @@ def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
         first.content["data"]["splits"]["validation"]
         == (other.content["data"]["splits"]["validation"])
     )
-    if not same_data or not np.array_equal(ids, other_ids) or len(ids) < 2:
+    if not same_data or not np.array_equal(ids, other_ids):
         return None
     content = first.content
     task = TASK_CLASSES[content["task_type"]](
@@ -113,9 +117,11 @@ def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
         scores = task.scorer.scores(a)
         return {name: value - scores[name] for name, value in task.scorer.scores(b).items()}
 
+    values = gaps(before, after)
+    if len(ids) < FEWEST_PAIRS:
+        return {name: Effect(value, None) for name, value in values.items()}
     resamples = content["settings"]["num_resamples"]
     intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)
-    values = gaps(before, after)
     return {name: Effect(values[name], interval) for name, interval in intervals.items()}
 
 
@@ -143,5 +149,7 @@ def comparison(first: Run, other: Run, gaps: Mapping[str, Effect] | None) -> str
 
 
 def _signed(metric: str, gap: Effect) -> str:
-    low, high = gap.bounds
+    if gap.interval is None:
+        return f"{metric} {gap.value:+.3f}"
+    low, high = gap.interval
     return f"{metric} {gap.value:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
