@@ -124,7 +124,7 @@ def test_an_area_stands_beside_the_score_without_a_disturbance(
 ) -> None:
     found = content_of(everything[0])["parts"]["robustness"]["curves"]["fgm"]["numbers"]
     shown = f"{found['area']:.4f}; without: {found['clean']:.4f}"
-    assert f"accuracy under FGM attack, mean of its levels\t{shown}" in everything[1]
+    assert f"accuracy under FGM attack, area under the curve\t{shown}" in everything[1]
     assert re.search(r"^ece\t0\.\d{4}; of a calibrated model up to 0\.\d{4}$", everything[1], re.M)
 
 

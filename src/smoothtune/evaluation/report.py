@@ -112,7 +112,7 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
         for part in ("robustness", "corruption", "substitution"):
             for curve in run.curves(part).values():
                 area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
-                rows.append([f"{curve.title}, mean of its levels", f"{area}; without: {clean}"])
+                rows.append([f"{curve.title}, area under the curve", f"{area}; without: {clean}"])
         return rows, verdict(run)
 
 
