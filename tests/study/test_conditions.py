@@ -149,3 +149,32 @@ methods: [plain]
     assert few.fields["data"] == str(tmp_path / "sets" / "quality")
     assert elsewhere.fields["data"] == "nowhere"
     assert other.fields["data"] == str(others / "other")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: [one, {name: one, num_train_epochs: 5}]\n",
+        "task: [one, {name: one, method_fields: {lnsr: {share: 0.1}}}]\n",
+        "task: one\nmodel: [MODEL, {name: MODEL, lora: {r: 2}}]\n",
+        "task: [{name: one, max_train_samples: 8}, {name: one, num_train_epochs: 5}]\n"
+        "max_train_samples: 8\n",
+    ],
+)
+def test_runs_of_two_conditions_are_never_taken_for_each_other(
+    text: str, inputs: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "study.yaml"
+    common = f"data: {inputs / 'data'}\ntext_columns: [text]\nmethods: [lnsr]\n"
+    common += f"model: {inputs / 'model'}\n" * ("model:" not in text)
+    file.write_text(common + text.replace("MODEL", str(inputs / "model")))
+    found = problems(file)
+    assert "stands here twice with other fields" in found
+    assert found.startswith(f"{file}:5: ")
+
+
+def test_the_methods_of_a_model_are_labels(write, inputs: Path) -> None:
+    file = write("methods: [lnsr]\nmodel: [{name: minilm, methods: [{name: lnsr}]}]\n")
+    _, *lines = file.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.startswith(f"model: {inputs}")))
+    assert "model[0].methods: is a list of labels" in problems(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,10 +75,23 @@ def read_conditions(
         ood = {key: _other(other, common.get("data"), run) for key, other in others.items()}
         shown = _model_name(model_part.name, values.get("model"))
         labels = model_part.methods
-        found.append(Condition(name, shown, size, run, method_fields, ood, labels))
-    # a task with a size of its own comes once, whatever the sizes of the others
-    unique = {(c.model, json.dumps(c.fields, sort_keys=True)): c for c in found}
-    return list(unique.values())
+        condition = Condition(name, shown, size, run, method_fields, ood, labels)
+        if condition not in found:  # a task with a size of its own comes once, whatever the others
+            found.append(condition)
+    _refuse_same_keys(draft, [condition.key for condition in found])
+    return found
+
+
+def _refuse_same_keys(draft: Draft, keys: Sequence[ConditionKey]) -> None:
+    """Runs of two conditions with one key would be taken for each other."""
+    for number, key in enumerate(keys):
+        if key in keys[:number]:
+            place = ("model",) if isinstance(draft.values.get("model"), list) else ("task",)
+            message = (
+                f"{key.title} stands here twice with other fields, and their runs could not be told "
+                "apart: give a task of your own another name, or make two studies"
+            )
+            draft.report(place, message)
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
     name = fields.pop("name", None)
     own = {k: fields.pop(k) for k in ("method_fields", "ood") if k in fields}
     labels = fields.pop("methods", None)
-    if labels is not None and (key == "task" or not isinstance(labels, list)):
+    if labels is not None and (key == "task" or not _are_names(labels)):
         draft.report((*location, "methods"), "is a list of labels, and belongs to a model")
         labels = None
     if key == "model" and "ood" in own:
@@ -122,6 +134,10 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
         return None
     ood = config.ood if "ood" in own else None
     return _Part(name, fields, config.method_fields, ood, labels)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _model_name(model: str, listed: Any) -> str:
