@@ -18,17 +18,22 @@ def content(
     chance: float = 0.5,
     nll: dict[str, list[list[float]]] | None = None,
 ) -> StudyContent:
-    """Results of methods whose scores, and NLL, are plain's plus gaps, by task and seed."""
+    """Results of methods whose scores, and NLL, are plain's plus gaps, by task and seed.
+
+    The last tasks may have no NLL.
+    """
     tasks = range(len(next(iter(gaps.values()))))
     seeds = len(next(iter(gaps.values()))[0])
     base = np.random.default_rng(0).normal(0.8, 0.02, (len(tasks), seeds))
     every = {"plain": np.zeros((len(tasks), seeds)).tolist()} | gaps
+    with_nll = max(map(len, (nll or {}).values()), default=0)
+    change = dict.fromkeys(every, [[0.0] * seeds] * with_nll) | (nll or {})
     runs = [
         {
             **{"task": f"t{task}", "model": "m", "method": method, "seed": seed, "status": "done"},
             **{"metric": "accuracy", "score": base[task, seed] + by_task[task][seed]},
             **{"trivial_baseline": chance, "train_seconds": 2.0 if method != "plain" else 1.0},
-            **({"nll": 0.5 + nll.get(method, every["plain"])[task][seed]} if nll else {}),
+            **({"nll": 0.5 + change[method][task][seed]} if task < len(change[method]) else {}),
         }
         for method, by_task in every.items()
         for task in tasks
@@ -77,6 +82,34 @@ def test_better_probabilities_count_where_the_score_is_not_lower(tasks: int) -> 
     assert advice.verdict == "good"
     assert advice.text.startswith("Use calm for better probabilities: NLL -0.050 [")
     assert "Its score is not lower: +0.0 points [" in advice.text
+
+
+def test_what_a_mean_is_over_are_the_tasks_that_have_the_measure() -> None:
+    advice = decision(content({"calm": [SLIGHT] * 3}, nll={"calm": [LOWER_NLL] * 2}))
+    assert "against plain on average over 2 tasks, p" in advice.text
+
+
+def test_a_score_that_is_shown_to_be_lower_is_not_called_not_lower() -> None:
+    slightly = [-0.003, -0.0031, -0.0029, -0.003, -0.0032]
+    advice = decision(content({"calm": [slightly]}, nll={"calm": [LOWER_NLL]}))
+    assert advice.text.startswith("Use calm for better probabilities")
+    assert "Its score is lower by less than 0.5 points: -0.3 points [" in advice.text
+
+
+@pytest.mark.parametrize("nll", [None, {"good": [LOWER_NLL]}])
+def test_advice_tells_of_failed_runs_of_its_method(nll: dict | None) -> None:
+    found = content({"good": [SLIGHT if nll else BETTER]}, nll=nll)
+    lost = {"asked": 8, "failed": {"nan": 2, "error": 1}}
+    methods = [replace(m, **lost) if m.method == "good" else m for m in found.methods]
+    advice = decision(replace(found, methods=methods))
+    assert advice.verdict == "fragile"
+    assert advice.text.endswith(". But 3 of its 8 runs failed, and are in no mean.")
+
+
+def test_differences_without_a_spread_ask_for_more_seeds_than_there_are() -> None:
+    advice = decision(content({"good": [[0.05] * 5]})).text
+    assert advice.startswith("Run 1 more seed, or use plain: good is ahead of it by +5.0 points")
+    assert "6 seeds in all would show it" in advice
 
 
 def test_probabilities_that_are_not_shown_to_be_better_are_not_advised() -> None:

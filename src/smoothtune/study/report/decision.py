@@ -48,10 +48,11 @@ def decision(content: StudyContent) -> Sentence:
     better = [item for item in compared if item.is_established and is_better(item)]
     if better:
         best = max(better, key=gap)
+        lost = _lost(content, best)
         return Sentence(
-            "good",
-            f"Use {best.method}: {_shown(best)} against plain{where(content)}, p = "
-            f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}.",
+            "fragile" if lost else "good",
+            f"Use {best.method}: {_shown(best)} against plain{where(best)}, p = "
+            f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}.{lost}",
         )
     return _better_probabilities(content, compared) or _undecided(content, compared)
 
@@ -71,19 +72,22 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
         ]
         if better:
             best = min(better, key=gap)
+            score, lost = kept[best.method], _lost(content, best)
+            is_lower = score.difference.excludes_zero and gap(score) < 0
+            how = f"lower by less than {POINTS * MARGIN:.1f} points" if is_lower else "not lower"
             return Sentence(
-                "good",
+                "fragile" if lost else "good",
                 f"Use {best.method} for better probabilities: {TITLES[measure]} "
-                f"{effect_text(best.difference, 1, '+.3f')} against plain{where(content)}, p = "
+                f"{effect_text(best.difference, 1, '+.3f')} against plain{where(best)}, p = "
                 f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}. Its score is "
-                f"not lower: {_shown(kept[best.method])}.",
+                f"{how}: {_shown(score)}.{lost}",
             )
     return None
 
 
 def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
     """No method is shown to be better with enough seeds and after the correction."""
-    place, above = where(content), [item for item in compared if gap(item) >= WORTH]
+    place, above = where(compared[0]), [item for item in compared if gap(item) >= WORTH]
     if not above:
         text = f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it{place}."
         return Sentence("note", text)
@@ -102,6 +106,7 @@ def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentenc
             "chance.",
         )
     more = max(1, needed - len(best.seeds))
+    needed = len(best.seeds) + more
     return Sentence(
         "note",
         f"Run {more} more seed{'s' * (more > 1)}, or use plain: {ahead}, which {len(best.seeds)} "
@@ -133,9 +138,9 @@ def _shown(item: Comparison) -> str:
     return text if "points" in text else f"{text} points"
 
 
-def where(content: StudyContent) -> str:
-    """What a mean is over, where there are several tasks."""
-    count = len(by_condition(content.methods))
+def where(item: Comparison) -> str:
+    """What a difference is a mean over, where that is several tasks."""
+    count = len(item.conditions)
     return f" on average over {count} tasks" if count > 1 else ""
 
 
@@ -144,3 +149,11 @@ def _price(content: StudyContent, best: Comparison) -> str:
     ratios = [item.cost_ratio for item in content.methods if item.method == best.method]
     known = [ratio for ratio in ratios if ratio is not None]
     return f", for {np.median(known):.1f} times plain's training time" if known else ""
+
+
+def _lost(content: StudyContent, best: Comparison) -> str:
+    """How many runs of a method failed, of which its differences say nothing; "" without any."""
+    own = [item for item in content.methods if item.method == best.method]
+    failed = sum(count for item in own for count in item.failed.values())
+    asked = sum(item.asked for item in own)
+    return f" But {failed} of its {asked} runs failed, and are in no mean." * (failed > 0)
