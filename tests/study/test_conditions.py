@@ -87,7 +87,8 @@ methods: [lnsr]
 
 
 def test_the_command_line_makes_a_study_smaller(write) -> None:
-    file = write(TASKS + "methods: [lnsr, mixout]\nseeds: [0, 1, 2]\n", common="")
+    tasks = TASKS.replace("in_manifold: {noise_ratio: 0.2}", "lnsr: {weight: 0.2}")
+    file = write(tasks + "methods: [lnsr, mixout]\nseeds: [0, 1, 2]\n", common="")
     options = {"seeds": [1], "num_train_epochs": 2.0, "max_train_samples": 4}
     study = load_study(file, options=options, only={"methods": ["mixout"], "tasks": ["two"]})
     assert [entry.label for entry in study.entries] == ["plain", "mixout"]
@@ -178,3 +179,42 @@ def test_the_methods_of_a_model_are_labels(write, inputs: Path) -> None:
     _, *lines = file.read_text().splitlines()
     file.write_text("\n".join(line for line in lines if not line.startswith(f"model: {inputs}")))
     assert "model[0].methods: is a list of labels" in problems(file)
+
+
+def test_the_command_line_wins_over_an_entry(write) -> None:
+    file = write("methods: [{name: lnsr, max_steps: 50}, {name: mixout, label: m}]\n")
+    study = load_study(file, options={"max_steps": 2})
+    assert [run.max_steps for run in study.runs.values()] == [2, 4, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: {name: one, method_fields: {lnsrr: {weight: 3}}}\n", "unknown method 'lnsrr'"),
+        ("task: one\nmethod_fields: {both: {weight: 1}}\n", "both has several methods: name one"),
+    ],
+)
+def test_fields_that_would_have_no_effect_are_refused(write, text: str, message: str) -> None:
+    methods = "methods: [lnsr, {methods: [mixout, r3f], label: both}]\n"
+    assert message in problems(write(methods + text, common="text_columns: [text]\n"))
+
+
+def test_fields_of_the_run_are_for_the_label_of_several_methods(write) -> None:
+    methods = "methods: [lnsr, {methods: [mixout, r3f], label: both}]\n"
+    study = load_study(write(methods + "method_fields: {both: {learning_rate: 1e-3}}\n"))
+    assert runs(study, "both")["quality"].learning_rate == 1e-3
+    assert runs(study, "lnsr")["quality"].learning_rate == 1e-2
+
+
+def test_settings_are_compared_with_the_seed_of_the_file(write) -> None:
+    """Parts of a study, each with some of the seeds, choose the same settings."""
+    file = write("methods: [{name: lnsr, weight: [1, 2]}]\nseeds: [3, 4, 5]\n")
+    assert load_study(file, options={"seeds": [5]}).selection_seeds == [3]
+    assert load_study(write("methods: [lnsr]\n"), options={"seeds": [5]}).selection_seeds == [0]
+    file = write("methods: [lnsr]\nselection_seeds: [7]\nseeds: [3, 4]\n")
+    assert load_study(file, options={"seeds": [5]}).selection_seeds == [7]
+
+
+def test_plain_that_is_longer_already_is_lengthened_too(write) -> None:
+    study = load_study(write("methods: [{name: plain, label: plain, epochs_factor: 2}]\n"))
+    assert [run.max_steps for run in study.runs.values()] == [6, 12]

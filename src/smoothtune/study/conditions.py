@@ -88,7 +88,7 @@ def _refuse_same_keys(draft: Draft, keys: Sequence[ConditionKey]) -> None:
         if key in keys[:number]:
             place = ("model",) if isinstance(draft.values.get("model"), list) else ("task",)
             message = (
-                f"{key.title} stands here twice with other fields, and their runs could not be told "
+                f"{key.title} stands here twice with other fields, and the runs could not be told "
                 "apart: give a task of your own another name, or make two studies"
             )
             draft.report(place, message)

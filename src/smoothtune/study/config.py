@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from smoothtune.catalog import known_methods
 from smoothtune.config.draft import Draft
 from smoothtune.config.run import RunConfig, check_draft, load_config, read_draft
-from smoothtune.errors import ConfigError, Problem, unknown
+from smoothtune.errors import ConfigError, Location, Problem, unknown
 from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
 from smoothtune.study.fields import LONGER, PLAIN, StudyConfig
@@ -67,6 +67,7 @@ def load_study(
     """
     draft = read_study_file(Path(file), scale)
     given = {key: value for key, value in (options or {}).items() if value is not None}
+    _keep_selection_seeds(draft, given)
     draft.put_options(given)
     draft.stop_at_problems()
     protocol = add_protocol(draft)
@@ -78,11 +79,11 @@ def load_study(
     conditions = read_conditions(draft, common, config, forced)
     _check_search(draft, search, conditions)
     entries = _entries(draft, config, search, protocol)
-    _check_method_fields(draft, config, conditions, entries)
+    _check_method_fields(draft, config, conditions, entries, protocol)
     _check_stand_ins(draft, config, conditions)
     conditions, entries = _chosen(draft, conditions, entries, only or {})
     fields = {
-        (c, e, s): _options(condition, entry, setting, config.seeds[0])
+        (c, e, s): _options(condition, entry, setting, forced) | {"seed": config.seeds[0]}
         for (c, condition), (e, entry) in itertools.product(
             enumerate(conditions), enumerate(entries)
         )
@@ -92,6 +93,14 @@ def load_study(
     runs = _checked_runs(draft, entries, fields)
     name = Path(file).stem + (f" ({scale})" if scale else "")
     return Study(name, config, conditions, entries, runs, protocol)
+
+
+def _keep_selection_seeds(draft: Draft, given: Mapping[str, Any]) -> None:
+    """Settings are compared with the first seed of the file, whichever seeds are asked for."""
+    seeds = draft.values.get("seeds", StudyConfig.model_fields["seeds"].default)
+    unset = draft.values.get("selection_seeds") is None
+    if "seeds" in given and unset and isinstance(seeds, list) and seeds:
+        draft.put("selection_seeds", seeds[:1], draft.origin(("seeds",)))
 
 
 def _checked_runs(
@@ -149,7 +158,10 @@ def _entries(
     if any(list(setting.methods) != [PLAIN] for setting in plain.settings):
         draft.report(plain.location, "the label plain belongs to plain fine-tuning")
     if config.more_epochs is not None and LONGER not in labels:
-        settings = [Setting(s.methods, s.changes, config.more_epochs) for s in plain.settings]
+        settings = [
+            Setting(s.methods, s.changes, s.epochs_factor * config.more_epochs)
+            for s in plain.settings
+        ]
         entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
     for entry in entries:
         if labels.count(entry.label) > 1:
@@ -167,24 +179,34 @@ def _check_search(draft: Draft, search: Mapping[str, Any], conditions: Sequence[
 
 
 def _check_method_fields(
-    draft: Draft, config: StudyConfig, conditions: Sequence[Condition], entries: Sequence[Entry]
+    draft: Draft,
+    config: StudyConfig,
+    conditions: Sequence[Condition],
+    entries: Sequence[Entry],
+    protocol: Protocol | None,
 ) -> None:
-    """Fields are for a method, or for the label of an entry with one method."""
+    """Fields are for a method, or for the label of an entry; of several methods, those of a run.
+
+    A protocol may name methods that the study leaves out.
+    """
     methods = {name for entry in entries for setting in entry.settings for name in setting.methods}
     labels = {entry.label: entry for entry in entries}
-    for key in config.method_fields:
-        if key not in {*methods, *labels, *known_methods()}:
-            draft.report(("method_fields", key), unknown("method", key, methods | set(labels)))
+    known = {*methods, *labels, *known_methods(), *(protocol.methods_of_parts if protocol else ())}
+    found: list[tuple[Location, str, Mapping[str, Any]]] = [
+        (("method_fields", key), key, fields) for key, fields in config.method_fields.items()
+    ]
     for condition in conditions:
+        found += [(("task",), key, fields) for key, fields in condition.method_fields.items()]
         for label in condition.methods or ():
             if label not in labels:
                 draft.report(("model",), unknown("label", label, labels))
-        for key, fields in condition.method_fields.items():
-            entry = labels.get(key)
-            several = entry is not None and any(len(s.methods) > 1 for s in entry.settings)
-            if several and key not in methods and not set(fields) <= RUN_FIELDS:
-                message = f"{key} has several methods: name one of them in method_fields"
-                draft.report(("task",), message)
+    for place, key, fields in found:
+        entry = labels.get(key)
+        several = entry is not None and any(len(s.methods) > 1 for s in entry.settings)
+        if key not in known:
+            draft.report(place, unknown("method", key, methods | set(labels)))
+        elif several and key not in methods and not set(fields) <= RUN_FIELDS:
+            draft.report(place, f"{key} has several methods: name one of them in method_fields")
 
 
 def _check_stand_ins(draft: Draft, config: StudyConfig, conditions: Sequence[Condition]) -> None:
@@ -233,13 +255,15 @@ def _own_texts(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"unlabeled": options.get("data") or (preset and preset.hub_id) or OWN}
 
 
-def _options(condition: Condition, entry: Entry, setting: Setting, seed: int) -> dict[str, Any]:
-    """The fields of one run."""
+def _options(
+    condition: Condition, entry: Entry, setting: Setting, forced: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of one run but its seed; `forced` ones are of the command line."""
     methods, changes = fields_here(setting.methods, entry.label, condition.method_fields)
-    options = condition.fields | setting.changes | changes
+    options = condition.fields | setting.changes | changes | forced
     if setting.epochs_factor != 1:
         options |= _longer(options, setting.epochs_factor)
-    options |= {"seed": seed, "methods": methods, "output_dir": "unset"}
+    options |= {"methods": methods, "output_dir": "unset"}
     return {"cost_steps": 0} | options
 
 

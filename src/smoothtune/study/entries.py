@@ -114,14 +114,17 @@ def read_entry(
         if name:
             methods[name] = fields
     label = entry.label or _label(methods, changes, entry.epochs_factor)
+    own_label = [label] * (label not in known_methods() and not is_of_others(label))
     for name, fields in methods.items():
         if alone:  # fields for the label, and of the run, are its
-            of_label = label not in known_methods() and not is_of_others(label)
-            both = _filled(fields | changes, [name, *[label] * of_label], weak, strong)
+            both = _filled(fields | changes, [name, *own_label], weak, strong)
             changes = {key: value for key, value in both.items() if key in RUN_FIELDS}
             methods[name] = {key: value for key, value in both.items() if key not in RUN_FIELDS}
         else:
             methods[name] = _filled(fields, [name], weak, strong)
+    if not alone:  # fields of the run alone can be for the label of several methods
+        both = _filled(changes, own_label, weak, strong)
+        changes = {key: value for key, value in both.items() if key in RUN_FIELDS}
     settings = _settings(methods, dict(search) | changes, entry.epochs_factor)
     return Entry(label, settings, location)
 

@@ -44,6 +44,12 @@ class Protocol(Fields):
     fields: dict[str, Any] = {}
     """Fields of the run; a list of values was searched."""
 
+    @property
+    def methods_of_parts(self) -> list[str]:
+        """Methods, and labels, that fields of single tasks or models are for."""
+        parts = [part for part in (*self.task, *self.model) if isinstance(part, Mapping)]
+        return [name for part in parts for name in part.get("method_fields", {})]
+
 
 def protocol_names() -> dict[str, Path]:
     """The protocols that come with the package, by name."""
