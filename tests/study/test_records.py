@@ -11,7 +11,7 @@ from rich.console import Console
 from helpers.study_files import finished, made_result
 from smoothtune.config.task import configured_task
 from smoothtune.core.traits import Traits
-from smoothtune.errors import DataError, OutputError
+from smoothtune.errors import ConfigError, DataError, OutputError
 from smoothtune.results import CellContent, CellRecord
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import data_fingerprint, write_parts
@@ -234,3 +234,64 @@ def test_damaged_list_of_cells(cells: object, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps({"name": "s", "cells": cells}))
     with pytest.raises(OutputError, match=r"study.json: cells"):
         show_status(tmp_path, Console(quiet=True))
+
+
+def test_texts_of_another_column_are_other_data(write, inputs: Path, tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.csv").write_text("text,title,label\na film,good,0\na plot,bad,1\n")
+    file = write("methods: [{name: plain, label: titles, text_columns: [title]}]\nseeds: [0]\n")
+    file.write_text(file.read_text().replace(str(inputs / "data"), str(tmp_path)))
+    other = next(cell for cell in cells(file) if cell.label == "titles")
+    assert other.identity["data"] == data_fingerprint(other.config.data, other.config)
+
+
+def test_a_run_is_not_shared_by_other_metrics(inputs: Path, tmp_path: Path) -> None:
+    """A named task decides these, and the id of a run does not tell the name."""
+    rows = "sentence,label\ngood film,1\nbad film,0\ngood plot,1\nbad plot,0\n"
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.csv").write_text(rows)
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        f"data: {tmp_path}\nmodel: {inputs / 'model'}\ntask: [cola, sst2]\nmethods: []\n"
+    )
+    with pytest.raises(ConfigError, match=r"task: cola, model and sst2, model differ in metrics"):
+        cells(file)
+
+
+def test_a_run_is_not_shared_by_models_of_other_settings(write, inputs: Path, tmp_path) -> None:
+    for name in ("same", "calm"):
+        shutil.copytree(inputs / "model", tmp_path / name)
+    config = tmp_path / "calm" / "config.json"
+    config.write_text(
+        config.read_text().replace('"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0')
+    )
+
+    def compared_with(name: str) -> Path:
+        file = write("methods: []\nmore_epochs: null\n")
+        models = f"model: [{inputs / 'model'}, {tmp_path / name}]"
+        file.write_text(file.read_text().replace(f"model: {inputs / 'model'}", models))
+        return file
+
+    assert len({cell.id for cell in cells(compared_with("same"))}) == 5
+    with pytest.raises(ConfigError, match=r"quality, model and quality, calm differ in config"):
+        cells(compared_with("calm"))
+
+
+def test_the_size_of_a_model_with_code_of_its_own(write, monkeypatch) -> None:
+    asked = []
+
+    def count(model: str, *, trust_remote_code: bool) -> int:
+        asked.append(trust_remote_code)
+        return 3
+
+    monkeypatch.setattr("smoothtune.study.plan.num_parameters", count)
+    plan = Plan(load_study(write("methods: []\ntrust_remote_code: true\n")), None)
+    assert (plan.weight_bytes(), asked) == (12, [True])
+
+
+def test_other_data_sets_that_do_not_fit_are_told_before_training(write, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\ngood film,1\nbad film,0\nbad plot,7\n")
+    study = load_study(write(f"methods: [plain]\nood: {{other: {other}}}\n"))
+    with pytest.raises(DataError, match="other.csv"):
+        Plan(study, None).final({})

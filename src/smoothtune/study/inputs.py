@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from smoothtune.config.task import configured_task
 from smoothtune.console import progress_bars
 from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import DataError
-from smoothtune.evaluation.transfer import as_task, source_of
+from smoothtune.evaluation.transfer import as_task, labeled_rows, source_of
 from smoothtune.files import cache_folder, make_folder, replacing, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.study.fields import DEMO
 from smoothtune.study.records import Extras, Fingerprints
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import prepare
 
 
@@ -99,6 +101,19 @@ def other_fingerprint(other: OtherData, run: RunConfig) -> str:
     return _fingerprint(task.load_splits(source_of(other), need_train=False), task.rows.columns)
 
 
+def check_other_data(run: RunConfig, extras: Extras) -> None:
+    """Check that other data sets fit the task: a run would find out after its training.
+
+    Raises:
+        DataError: one cannot be read, or does not fit.
+    """
+    task, source = configured_task(run), data_at_hand(run)
+    source = source or task.hub_id or ""
+    task = task.with_labels(task.load_splits(source)["train"], source)
+    for _, other in extras.ood:
+        labeled_rows(other, task)
+
+
 def _fingerprint(splits: Mapping[str, Dataset], columns: Iterable[str]) -> str:
     """Sha256, in hex, of columns of all splits, those that are there."""
     digest = hashlib.sha256()
@@ -127,13 +142,14 @@ def fingerprints_of(
             known[what] = fingerprint(*arguments)
         return known[what]
 
-    source, texts = run.data or configured_task(run).hub_id or "", run.unlabeled
+    task, texts = configured_task(run), run.unlabeled
+    source = run.data or task.hub_id or ""
     return Fingerprints(
-        once(f"{run.task} {source}", data_fingerprint, source, run),
+        once(f"{task} {source}", data_fingerprint, source, run),
         once(f"weights {run.model}", base_weights_fingerprint, run),
-        once(f"unlabeled {texts}", unlabeled_fingerprint, texts, run) if texts else None,
+        once(f"unlabeled {task} {texts}", unlabeled_fingerprint, texts, run) if texts else None,
         tuple(
-            (name, once(f"ood {run.task} {other}", other_fingerprint, other, run))
+            (name, once(f"ood {task} {other}", other_fingerprint, other, run))
             for name, other in extras.ood
         ),
     )
@@ -161,11 +177,28 @@ def base_weights_fingerprint(run: RunConfig) -> str:
     return weights_fingerprint(base.source)
 
 
-def num_parameters(model: str) -> int:
+def reading(run: RunConfig) -> Task:
+    """What a task's name decides beside its columns, as its metrics and their split."""
+    return replace(
+        configured_task(run), name="", hub_id=None, hub_config=None, sep=None, encoding=None
+    )
+
+
+def model_settings(run: RunConfig) -> str:
+    """A base model's configuration and tokenizer, as they are loaded."""
+    base = load_base(run.model, trust_remote_code=run.trust_remote_code)
+    config = base.config.to_dict() | {"_name_or_path": ""}
+    backend = getattr(base.tokenizer, "backend_tokenizer", None)
+    tokens = backend.to_str() if backend else base.tokenizer.get_vocab()
+    return json.dumps([config, tokens, base.tokenizer.special_tokens_map], default=str)
+
+
+def num_parameters(model: str, *, trust_remote_code: bool = False) -> int:
     """Parameters of a base model, from its configuration alone."""
     import torch
     from transformers import AutoModel
 
-    base = load_base(model)
+    base = load_base(model, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        return int(AutoModel.from_config(base.config).num_parameters())
+        empty = AutoModel.from_config(base.config, trust_remote_code=trust_remote_code)
+    return int(empty.num_parameters())

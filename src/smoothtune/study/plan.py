@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
+from smoothtune.errors import ConfigError, Problem
 from smoothtune.files import cache_folder
 from smoothtune.study.conditions import Condition
 from smoothtune.study.config import Study
 from smoothtune.study.entries import Entry
 from smoothtune.study.fields import ConditionKey
 from smoothtune.study.inputs import (
+    check_other_data,
     data_at_hand,
     fingerprints_of,
+    model_settings,
     num_parameters,
+    reading,
     write_parts,
 )
 from smoothtune.study.records import (
@@ -85,6 +90,8 @@ class Plan:
         self._known: dict[str, str] = {}
         """Fingerprints by what they are of."""
         self._selection: dict[Key, dict[int, list[Cell]]] | None = None
+        self._by_id: dict[str, tuple[ConditionKey, RunConfig]] = {}
+        """The first run with an id, and where it is."""
         self._first: dict[tuple[int, int, int], Cell] = {}
         """Final cells of the file's first seed, by condition, entry and setting."""
         self._final: dict[tuple[int, int, int, int], Cell] = {}
@@ -196,8 +203,13 @@ class Plan:
         else:
             run = run.model_copy(update={"data": data_at_hand(run)})
             prints = self.prints[key] = fingerprints_of(run, extras, self._known)
+            fits = repr((configured_task(run), run.data, extras.ood))
+            if extras.ood and fits not in self._known:
+                check_other_data(run, extras)
+                self._known[fits] = ""
         run = run.model_copy(update={"output_dir": "unset"})
         known = cell_identity(run, extras, prints)
+        self._refuse_taken(digest_of(known)[:16], condition.key, run)
         return Cell(
             label=entry.label,
             setting=entry.settings[s].describe(),
@@ -211,10 +223,31 @@ class Plan:
             identity=known,
         )
 
+    def _refuse_taken(self, cell_id: str, condition: ConditionKey, run: RunConfig) -> None:
+        """Conditions may share a run, unless they differ in what its id does not tell.
+
+        Raises:
+            ConfigError: they do.
+        """
+        other, first = self._by_id.setdefault(cell_id, (condition, run))
+        if self.recorded is not None or other == condition:
+            return
+        beside: dict[str, tuple[str, Callable[[RunConfig], Any]]] = {
+            "task": ("metrics, or the split that they are of", reading),
+            "model": ("configuration or tokenizer, not in weights", model_settings),
+        }
+        for field, (what, of) in beside.items():
+            if of(run) != of(first):
+                message = (
+                    f"{other.title} and {condition.title} differ in {what}, and a run is not known "
+                    "by that: make two studies, each with an output folder of its own"
+                )
+                raise ConfigError([Problem("", field, message)])
+
     def weight_bytes(self) -> int:
         """Size of the largest model's weights in float32, by its configuration's count."""
-        models = {condition.fields["model"] for condition in self.study.conditions}
-        sizes = [num_parameters(model) for model in models]
+        models = {(run.model, run.trust_remote_code) for run in self.study.runs.values()}
+        sizes = [num_parameters(model, trust_remote_code=code) for model, code in models]
         return 4 * max(sizes, default=0)
 
     def _part_of_training_rows(self, run: RunConfig) -> Path:

@@ -120,7 +120,7 @@ def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console)
 
 
 def _weight_bytes(tune: Tune) -> int:
-    return 4 * num_parameters(tune.run.model)
+    return 4 * num_parameters(tune.run.model, trust_remote_code=tune.run.trust_remote_code)
 
 
 def _checked_rows(tune: Tune) -> TrainingRows:
