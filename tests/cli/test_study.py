@@ -30,7 +30,7 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     assert before.exit_code == 0
     assert "0 of 1 known runs are done; 1 at once" in before.output
     assert "study: 1 method x 1 condition\n" in before.output
-    assert "how long it takes is not known before a run of each task is done" in before.output
+    assert "how long it takes is not known before a run of each condition is done" in before.output
     assert not folder.exists()
     done = study(file, "--output-dir", folder, "--jobs", 1)
     assert done.exit_code == 0, done.output

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from helpers.study_files import finished
 from smoothtune.config.run import RunConfig
 from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import OutputError, Stopped
@@ -20,13 +21,15 @@ from smoothtune.files import owned
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
 from smoothtune.study.fields import ConditionKey
-from smoothtune.study.plan import Choice
+from smoothtune.study.forecast import _seconds_left
+from smoothtune.study.plan import Choice, Plan
 from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.findings import findings
 from smoothtune.study.report.page import report_so_far
 from smoothtune.study.run import failed_runs, run_study
 from smoothtune.study.status import show_status
+from smoothtune.study.table import Row
 
 
 class Output:
@@ -314,5 +317,30 @@ def test_foreign_folders_are_left_alone(write, tmp_path: Path, output: Output) -
     (tmp_path / "out" / "thesis.tex").write_text("")
     with pytest.raises(OutputError, match="holds other files"):
         run_study(study, tmp_path / "out", console=output.console)
+    (tmp_path / "search" / "cells").mkdir(parents=True)
+    (tmp_path / "search" / "search.json").write_text("{}")
+    with pytest.raises(OutputError, match="holds a search of smoothtune"):
+        run_study(study, tmp_path / "search", console=output.console)
     with pytest.raises(OutputError, match="is a file"):
         run_study(study, tmp_path / "study.yaml", console=output.console)
+
+
+def test_the_time_left_is_that_of_runs_of_the_same_size(write) -> None:
+    text = "methods: [lnsr]\nmore_epochs: null\nseeds: [0]\nmax_train_samples: [8, 16]\n"
+    cells = Plan(load_study(write(text)), None).final({})
+    row = Row(measures={"train_seconds": 2.0, "evaluation_seconds": 1.0})
+    of_size = {n: [c for c in cells if c.condition.max_train_samples == n] for n in (8, 16)}
+    assert _seconds_left(cells, {of_size[8][0].id: row}) is None
+    assert _seconds_left(cells, {of_size[n][0].id: row for n in (8, 16)}) == 6.0
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_finished_runs_without_a_model_are_told(write, tmp_path: Path, output: Output) -> None:
+    text = "methods: []\nmore_epochs: null\nseeds: [0, 1]\nkeep_models: true\n"
+    study, folder = load_study(write(text)), tmp_path / "out"
+    first, second = Plan(study, None).final({})
+    for cell in (first, second):
+        Records(folder).write(cell, finished(0.8))
+    (folder / "models" / second.id).mkdir(parents=True)
+    run_study(study, folder, jobs=1, console=output.console)
+    assert "1 finished run has no model in " in output.text

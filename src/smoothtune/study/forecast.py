@@ -59,25 +59,25 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     say(console, f"  {len(done)} of {len(cells)} known runs are done; {at_once} at once")
     seconds = _seconds_left(cells, done)
     if seconds is None:
-        say(console, "  how long it takes is not known before a run of each task is done")
+        say(console, "  how long it takes is not known before a run of each condition is done")
     elif seconds:
         say(console, f"  about {timedelta(seconds=round(seconds / at_once))} left")
 
 
 def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | None:
     """Time of the other cells one after another; None where nothing like them is done."""
-    times: dict[tuple[str, ...], list[float]] = {}
+    times: dict[tuple[object, ...], list[float]] = {}
     for cell in cells:
         row = done.get(cell.id)
         if row and row.status == "done":
             taken = row.measures["train_seconds"] + row.measures["evaluation_seconds"]
-            for key in ((cell.condition.task, cell.label), (cell.condition.task,)):
+            for key in ((cell.condition, cell.label), (cell.condition,)):
                 times.setdefault(key, []).append(taken)
     total = 0.0
     for cell in cells:
         if cell.id in done:
             continue
-        like = times.get((cell.condition.task, cell.label)) or times.get((cell.condition.task,))
+        like = times.get((cell.condition, cell.label)) or times.get((cell.condition,))
         if like is None:
             return None
         total += float(np.mean(like))

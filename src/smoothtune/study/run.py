@@ -13,7 +13,7 @@ from rich.console import Console
 
 from smoothtune.console import Bar, say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import Stopped, counted
+from smoothtune.errors import OutputError, Stopped, counted
 from smoothtune.files import check_owned, owned, refuse_other_files
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
@@ -22,9 +22,11 @@ from smoothtune.study.description import write_description
 from smoothtune.study.plan import SELECTION, Plan
 from smoothtune.study.pool import Ended, Pool, default_jobs
 from smoothtune.study.records import CELLS, FOLDERS, RESULTS, STUDY, Cell, Records, forget
-from smoothtune.study.worker import WORK
+from smoothtune.study.worker import MODELS, WORK
 
 ATTEMPTS = 2
+SEARCH = "search.json"
+"""What the folder of `smoothtune tune` holds, which has cells, too."""
 TRIED_AGAIN = ("killed", "out of memory")
 """May be the machine's fault; any other failure would be repeated."""
 
@@ -84,6 +86,8 @@ def run_study(
     console = console or Console()
     claim = claimed(Path(output_dir), (STUDY, CELLS), "study", (WORK, SELECTION))
     with claim as folder, Signals() as signals:
+        if (folder / SEARCH).exists():
+            raise OutputError(f"{folder} holds a search of smoothtune; choose another output_dir")
         plan, records = Plan(study, folder), Records(folder)
         say(console, f"{study.name}: reading data and weights")
         pool: Pool | None = None
@@ -102,6 +106,8 @@ def run_study(
                 write_description(study, cells, choices, command, trials, records, plan.prints)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
+                    if study.config.keep_models:
+                        _tell_without_model(console, records, cells)
                 if any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
                     say(console, SLOW_BFLOAT16)
                 if missing:
@@ -171,6 +177,19 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
         are = "is" if len(others) == 1 else "are"
         told = f"{are} not among those asked for: left alone, and not in the report"
         say(console, f"{counted(len(others), 'finished run')} {told}")
+
+
+def _tell_without_model(console: Console, records: Records, cells: list[Cell]) -> None:
+    """Say which finished runs have no model, as they were made without `keep_models`."""
+    rows = [row for cell in cells if (row := records.row(cell.id)) and row.status == "done"]
+    lost = [row.cell for row in rows if not (records.folder / MODELS / row.cell).is_dir()]
+    if lost:
+        has = "has" if len(lost) == 1 else "have"
+        say(
+            console,
+            f"{counted(len(lost), 'finished run')} {has} no model in {records.folder / MODELS}: "
+            f"without a record in {records.folder / CELLS} a run is made again, and keeps it",
+        )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
 from smoothtune.study.pool import Pool, default_jobs, start_server
 from smoothtune.study.records import CELLS
-from smoothtune.study.run import Progress, claimed
+from smoothtune.study.run import SEARCH, Progress, claimed
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Trainings, score_of
 from smoothtune.tune.confirm import compare, fresh_runs, search_run
@@ -32,7 +32,7 @@ from smoothtune.tune.report import best_run, write_report
 from smoothtune.tune.search import Arm, Trial, arms, optuna, search
 from smoothtune.tune.split import TrainingRows, check_parts, training_rows
 
-STARTED = "search.json"
+STARTED = SEARCH
 
 
 def run_tune(
