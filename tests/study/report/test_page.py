@@ -450,3 +450,15 @@ def test_the_table_of_comparisons_has_all_measures_of_all_tasks() -> None:
     first = next(line for line in lines if line["measure"] == "score")
     assert (first["difference"], first["p_holm"]) == (item.difference.value, item.p_holm)
     assert (first["low"], first["high"]) == item.difference.interval
+
+
+def test_every_plot_has_a_file_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    """Names that differ in signs that a file's name cannot hold, in case, or at their end."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("smoothtune.study.report.plots.FORMATS", ("svg",))
+    tasks = ("a b", "a_b", "A_b", "t" * 240, "é" * 120)
+    plots = study_plots(content(rows({"x": 0.1}, tasks)), Records(tmp_path), Console(quiet=True))
+    names = [plot.name.casefold() for plot in plots.all]
+    assert len(set(names)) == len(names)
+    for plot in plots.all:
+        plot.write(tmp_path)

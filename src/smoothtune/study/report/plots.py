@@ -32,6 +32,8 @@ from smoothtune.study.report.methods import Run, by_condition, method_names
 FORMATS = ("svg", "pdf", "png")
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
 RANGE = "range over seeds"
+MAX_NAME = 200
+"""Bytes of a file's name without its ending, of the 255 that a file system takes."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,23 @@ def study_plots(content: StudyContent, records: Records, console: Console) -> Pl
     if over_tasks:
         first = _differences(over_tasks, "score", "all tasks", look)
     plots[None] = _of_sizes(done, look)
-    return Plots(first, plots)
+    return _under_own_names(Plots(first, plots))
+
+
+def _under_own_names(plots: Plots) -> Plots:
+    """No plot takes the file of another, also where case does not count."""
+    taken = set[str]()
+
+    def named(plot: Plot) -> Plot:
+        name, number = plot.name, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{plot.name}-{number}"
+        taken.add(name.casefold())
+        return replace(plot, name=name)
+
+    first = plots.first and named(plots.first)
+    return Plots(first, {key: [*map(named, own)] for key, own in plots.by_condition.items()})
 
 
 def _limits(compared: Iterable[Comparison]) -> tuple[float, float]:
@@ -125,6 +143,7 @@ def _plot(
 ) -> Plot:
     text = "-".join([kind, *where.split(", ")])
     name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
+    name = name.encode()[:MAX_NAME].decode(errors="ignore")
     return Plot(name, f"{title}: {where}", caption, files, numbers)
 
 
