@@ -85,6 +85,11 @@ def test_caption_and_label_make_a_float() -> None:
     assert text.splitlines()[0].endswith(r"\usepackage{booktabs,graphicx}")
 
 
+def test_no_name_is_an_argument_of_the_line_above() -> None:
+    lines = latex_table(Table(["method"], [["plain"], ["[ours]"], ["*best"]])).splitlines()
+    assert lines[5:8] == [r"plain \\", r"{}[ours] \\", r"{}*best \\"]
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [("-0.5 [-1, +2]", "$-$0.5 [$-$1, +2]"), ("l2-2", "l2-2"), ("–", "--"), ("1e-5", "1e-5")],

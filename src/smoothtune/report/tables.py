@@ -33,6 +33,8 @@ LATEX = {
     "×": r"$\times$",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
+_FIRST = re.compile(r"^(?=\s*[\[*])")
+"""Before what the end of the line above would take as its argument."""
 POINTS = 100
 """A difference of 0.01 of score is one point."""
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
@@ -75,7 +77,7 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
         for y, row in enumerate(table.rows)
     ]
     head = [latex_text(cell) for cell in table.head]
-    body = [" & ".join(row) + r" \\" for row in [head, *rows]]
+    body = [_FIRST.sub("{}", " & ".join(row)) + r" \\" for row in [head, *rows]]
     lines = [
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
         *(r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"),
