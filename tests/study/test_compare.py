@@ -52,6 +52,21 @@ def test_a_field_that_has_the_default_of_other_tasks_is_told(tmp_path: Path) -> 
     assert comparison_study(run, [], 2)["max_seq_length"] == 128
 
 
+def test_two_settings_of_one_method_are_told_apart(options: dict) -> None:
+    run = load_config(options=options, methods=["lnsr:weight=2"])
+    study = load_study(write_comparison(run, ["lnsr"], 1))
+    labels = [entry.label for entry in study.entries]
+    assert labels == ["plain", "lnsr", "lnsr of the run"]
+    assert study.runs[0, 2, 0].methods["lnsr"]["weight"] == 2
+
+
+def test_a_folder_that_cannot_be_made(options: dict, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = load_config(options=options | {"output_dir": str(tmp_path / "file" / "out")})
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_comparison(run, ["lnsr"], 1)
+
+
 def test_plain_alone_is_no_comparison(options: dict) -> None:
     with pytest.raises(ConfigError, match="compares plain with plain"):
         comparison_study(load_config(options=options), ["plain"], 3)

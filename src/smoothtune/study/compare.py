@@ -12,7 +12,7 @@ import yaml
 from smoothtune.config.draft import Draft
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, OutputError, Problem
-from smoothtune.files import write_atomic
+from smoothtune.files import make_folder, write_atomic
 from smoothtune.study.entries import RUN_FIELDS
 
 NOTE = "# Written by smoothtune train --compare; the same runs: smoothtune study FILE\n"
@@ -35,7 +35,9 @@ def comparison_study(run: RunConfig, others: Sequence[str], seeds: int) -> dict[
     draft.stop_at_problems()
     own = [{"name": name, **values} for name, values in run.methods.items()]
     if list(run.methods) != ["plain"]:
-        entries.append({"label": "+".join(run.methods), "methods": own})
+        label = "+".join(run.methods)
+        label += " of the run" * ({"name": label} in entries)
+        entries.append({"label": label, "methods": own})
     named = [entry for entry in entries if entry.get("name") != "plain"]
     if not named:
         message = "compares plain with plain; name a method with --method"
@@ -66,6 +68,6 @@ def write_comparison(run: RunConfig, others: Sequence[str], seeds: int) -> Path:
             f"{file} holds another comparison; choose another output_dir, or replace the file with "
             "--overwrite-output-dir"
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_atomic(file, text)
     return file
