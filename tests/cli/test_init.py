@@ -44,6 +44,17 @@ def test_file_of_an_office_program(tmp_path: Path) -> None:
     assert json.loads(replaced.stdout)["fields"]["sep"] == ";"
 
 
+def test_a_name_that_yaml_has_only_escaped(tmp_path: Path) -> None:
+    file, to = tmp_path / "rows.csv", tmp_path / "run.yaml"
+    lines = [f"{text};{label.strip()}" for text, label in ROWS]
+    file.write_text("\n".join(["caf\x92 \x85;label", *lines]), encoding="utf-8")
+    found = call("init", file, "--to", to)
+    assert found.exit_code == 0, found.output
+    assert load_config(to).text_columns == ["caf\x92 \x85"]
+    found = call("init", file, "--to", file / "run.yaml")
+    assert (found.exit_code, "cannot be written" in found.output) == (2, True), found.output
+
+
 def test_new_files_are_read_as_those_of_the_training(tmp_path: Path) -> None:
     """A model of a semicolon file in cp1252 predicts another one; what differs is given."""
     model = tiny_bert(tmp_path / "model")

@@ -17,7 +17,7 @@ from smoothtune.cli.options import options_from
 from smoothtune.cli.output import JSON, USAGE, echo, errors_as_exit_codes, fail, print_json
 from smoothtune.config.run_fields import RunFields
 from smoothtune.errors import ConfigError, DataError, Problem, counted, unknown
-from smoothtune.files import write_atomic
+from smoothtune.files import make_folder, write_atomic
 
 if TYPE_CHECKING:
     from smoothtune.tasks.base import Task
@@ -42,6 +42,7 @@ OVERRIDES = (
     *("encoding", "merge_labels", "drop_missing", "model"),
 )
 """Fields that may be given in place of a guess."""
+_NOT_IN_YAML = re.compile(r"[\x7f-\x9f]")
 SHOWN = 4
 """Values of a column that are shown."""
 
@@ -66,7 +67,7 @@ def init(
             for note in notes:
                 echo(note, err=True)
             raise
-        to.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(to.parent)
         write_atomic(to, _run_file(data, fields))
     for note in notes:
         echo(note, err=as_json)
@@ -272,4 +273,5 @@ def _yaml(value: Any) -> str:
     """A value as YAML; a plain word stays plain."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value, re.A):
         return value if value.lower() not in ("true", "false", "null") else f'"{value}"'
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
