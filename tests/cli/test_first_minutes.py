@@ -19,6 +19,7 @@ from smoothtune.cli.tools import GROUPS
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.run import load_config
 from smoothtune.data.sources import load_rows
+from smoothtune.errors import DataError
 from smoothtune.evaluation.calibration_file import CALIBRATION
 from smoothtune.files import RESULT, write_json
 
@@ -157,6 +158,41 @@ def test_cells_of_excel_are_texts(tmp_path: Path) -> None:
     assert found["text"][:] == ["good", "NA", "bad"]
     assert found["label"][:] == ["1", "0", "0"]
     assert found["code"][:] == ["007", "2.5", ""]  # as in CSV
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            [["My rows"], [], ["text", "label"], ["good", 1]],
+            [],
+            "row 3 has cells beyond the 1 column of row 1. If a title .*, delete it: they",
+        ),
+        (
+            [["by Anna"]],
+            [["text", "label"], ["good", 1]],
+            "its first sheet 'Sheet' has no rows. The first sheet is read, not 'More'$",
+        ),
+    ],
+)
+def test_sheets_that_are_no_table(tmp_path: Path, first: list, second: list, message: str) -> None:
+    workbook = pytest.importorskip("openpyxl").Workbook()
+    for row in first:
+        workbook.active.append(row)
+    if second:
+        sheet = workbook.create_sheet("More")
+        for row in second:
+            sheet.append(row)
+    workbook.save(tmp_path / "rows.xlsx")
+    with pytest.raises(DataError, match=message):
+        load_rows(tmp_path / "rows.xlsx")
+
+
+def test_a_workbook_that_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    (tmp_path / "rows.xlsx").write_text("text,label\n")
+    with pytest.raises(DataError, match=r"is no Excel workbook; if it is CSV, name it .csv"):
+        load_rows(tmp_path / "rows.xlsx")
 
 
 @pytest.mark.parametrize("of_a_trainer", [False, True])

@@ -53,6 +53,17 @@ def test_separator_and_encoding_are_read_as_given(tmp_path: Path) -> None:
             {},
             r"line 3 has 3 columns and the header 2; a text that",
         ),
+        (
+            b"My rows;;\ntext;label;nr\na;pos;1\n",
+            {"sep": ";"},
+            "3 columns hold texts, and 'My rows' is their only name: give each .* title .*, delete",
+        ),
+        (
+            b"My rows\ntext;label\na;pos\nb, c;neg\n",
+            {"sep": ";"},
+            "line 2 has 2 columns and the header 1.* If a title stands above .*, delete it",
+        ),
+        (b"PK\x03\x04\xff", {}, "it is an Excel workbook: name it .xlsx"),
         (b"", {}, "cannot be read as csv: it has no columns$"),
     ],
 )
@@ -65,6 +76,11 @@ def test_what_does_not_fit_is_named_with_what_does(
         load_splits(file, **options)
     with pytest.raises(DataError, match=f"(?s)train.csv: .*{message}"):
         load_rows(file, **options)
+
+
+def test_the_separator_below_a_title(tmp_path: Path) -> None:
+    file = write(tmp_path / "train.csv", "My rows\ntext;label\na, b;pos\nb;neg\n")
+    assert fitting_separator(file) == ";"
 
 
 def test_one_column_that_holds_a_separator(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def check_encoding(file: Path, encoding: str | None) -> None:
         again = (
             f"; it reads as {fits}, {_around(raw, error.start, fits)}: give encoding: {fits}"
             if fits and not _same(fits, codec)
+            else "; it is an Excel workbook: name it .xlsx"
+            if raw.startswith(b"PK")
             else "; save it as UTF-8"
         )
         raise DataError(f"{file}: line {line} is not {codec}{again}") from error
@@ -102,8 +104,8 @@ def fitting_separator(file: Path, encoding: str | None = None) -> str | None:
 
 
 def _common_length(rows: list[list[str]]) -> int:
-    """Number of columns that all rows have; 0 if they differ."""
-    counts = {len(row) for row in rows}
+    """Number of columns that all rows have below a title, if there is one; 0 if they differ."""
+    counts = {len(row) for row in (rows[1:] if rows and len(rows[0]) == 1 else rows)}
     return counts.pop() if len(counts) == 1 else 0
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from smoothtune.errors import DataError, counted
 _TOGETHER = 10_000
 """Rows that become a part of a table together."""
 _LONGEST_CELL = 2**31 - 1
+TITLE = "If a title stands above the names of the columns, delete it: they come first"
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
 
 
@@ -68,7 +70,29 @@ def read_csv(file: Path, sep: str | None, encoding: str | None) -> CsvRows:
         _refuse_swallowed(file, sep, header, pa.concat_tables(parts), rows.over_lines)
     schema = pa.schema([(name, pa.string()) for name in header])
     table = pa.concat_tables(parts) if parts else schema.empty_table()
+    _refuse_title(file, table)
     return CsvRows(table, np.array(lines, np.int64))
+
+
+def _refuse_title(file: Path, table: pa.Table) -> None:
+    """Refuse columns of which the first alone has a name, as under the title of a table.
+
+    Raises:
+        DataError: another one holds texts.
+    """
+    first, *names = table.column_names
+    if first == _unnamed(0) or names != [_unnamed(index + 1) for index in range(len(names))]:
+        return
+    if used := [name for name in names if any(table[name].to_pylist())]:
+        raise DataError(
+            f"{file}: {len(used) + 1} columns hold texts, and {first!r} is their only name: give "
+            f"each a name. {TITLE}"
+        )
+
+
+def _unnamed(index: int) -> str:
+    """The name of a column whose cell in the header is empty."""
+    return f"Unnamed: {index}"
 
 
 class _Rows:
@@ -137,8 +161,10 @@ class _Rows:
         if self.width is None or len(cells) <= self.width:
             return
         hint = separator_hint(self.file, self.sep, self.encoding, quoted=self.quoted)
+        title = f". {TITLE}" if self.width == 1 else ""
         raise DataError(
-            f"{self.file}: line {line} has {len(cells)} columns and the header {self.width}{hint}"
+            f"{self.file}: line {line} has {len(cells)} columns and the header "
+            f"{self.width}{hint}{title}"
         )
 
 
@@ -156,7 +182,7 @@ def _header(file: Path, first: tuple[int, list[str]] | None) -> list[str]:
     if first is None:
         raise DataError(f"{file}: cannot be read as csv: it has no columns")
     line, cells = first
-    names = [cell or f"Unnamed: {index}" for index, cell in enumerate(cells)]
+    names = [cell or _unnamed(index) for index, cell in enumerate(cells)]
     refuse_repeated(names, f"{file}: line {line}")
     return names
 
@@ -250,21 +276,31 @@ def read_excel(file: Path) -> CsvRows:
     """Read the first sheet; its first row holds the names of the columns.
 
     Raises:
-        DataError: openpyxl is not installed, or the sheet has no columns or two of one name.
+        DataError: openpyxl is not installed, or the sheet has no rows below its columns, or cells
+            beyond them, or two columns of one name.
     """
     if find_spec("openpyxl") is None:
         raise DataError(f"{file}: save as CSV, or pip install 'smoothtune[excel]'")
-    cells = pd.read_excel(file, header=None, dtype=object, keep_default_na=False, engine="openpyxl")
+    try:
+        book = pd.ExcelFile(file, engine="openpyxl")
+    except BadZipFile as error:
+        raise DataError(f"{file}: is no Excel workbook; if it is CSV, name it .csv") from error
+    with book:
+        cells = pd.read_excel(book, header=None, dtype=object, keep_default_na=False)
+        first, *more = map(repr, book.sheet_names)
+    sheet = f"its first sheet {first}"
+    others = f". The first sheet is read, not {', '.join(more)}" * bool(more)
     rows = [list(map(_as_text, row)) for row in cells.itertuples(index=False)]
     filled = [number for number, row in enumerate(rows) if any(row)]
-    if not filled:
-        raise DataError(f"{file}: its first sheet is empty")
+    if len(filled) < 2:
+        raise DataError(f"{file}: {sheet} has no rows{others}")
     head, *numbers = filled
     width = max(i for i, name in enumerate(rows[head], start=1) if name)
     for number in numbers:
         if any(rows[number][width:]):
-            raise DataError(f"{file}: row {number + 1} has cells beyond the {width} columns")
-    names = [name or f"Unnamed: {index}" for index, name in enumerate(rows[head][:width])]
+            beyond = f"row {number + 1} has cells beyond the {counted(width, 'column')}"
+            raise DataError(f"{file}: {beyond} of row {head + 1}. {TITLE}{others}")
+    names = [name or _unnamed(index) for index, name in enumerate(rows[head][:width])]
     refuse_repeated(names, f"{file}: row {head + 1}")
     columns = [pa.array([rows[n][i] for n in numbers], pa.string()) for i in range(width)]
     return CsvRows(pa.table(columns, names=names), np.array(numbers, np.int64) + 1)
