@@ -103,6 +103,35 @@ def test_scores_are_a_regression(tmp_path: Path) -> None:
     assert "guessed labels: scores, so the task is a regression\n" in found.stdout
 
 
+def test_a_second_column_of_sentences_is_told(tmp_path: Path) -> None:
+    file, columns = tmp_path / "rows.csv", "claim,evidence,place,label\n"
+    rows = [f"the film was really good {i},they all say that {i},Rome {i}" for i in range(8)]
+    file.write_text(columns + "".join(f"{row},{i % 2}\n" for i, row in enumerate(rows)))
+    found = call("init", file, "--to", tmp_path / "run.yaml")
+    pair = "--text-column claim --text-column NAME"
+    assert f"may be a text as well: evidence; for pairs: {pair}\n" in found.stdout, found.output
+
+
+def test_a_column_of_different_labels_is_told(tmp_path: Path) -> None:
+    file, to = tmp_path / "rows.csv", tmp_path / "run.yaml"
+    rows = "".join(f"r{i},good film {i},{i % 2}\n" for i in range(60))
+    file.write_text("id,text,label\n" + rows)
+    found = call("init", file, "--label-column", "id", "--to", to)
+    assert "r26 and 40 more\n60 classes of 60 rows cannot be learned; name another" in found.stdout
+
+
+def test_rows_in_the_place_of_a_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_bytes("text,label\nCafé,1\n".encode("cp1252"))
+    for command in ("train", "validate"):
+        found = call(command, file)
+        assert found.exit_code == 2
+        assert (
+            f"rows.csv: holds rows and is no run file; one is written by: smoothtune init {file}"
+            in (found.stderr + found.stdout)
+        )
+
+
 @pytest.mark.parametrize("label", ["yes", "1"])
 def test_a_file_without_header_is_told(tmp_path: Path, label: str) -> None:
     model, file, to = tiny_bert(tmp_path / "model"), tmp_path / "rows.csv", tmp_path / "run.yaml"
@@ -143,6 +172,10 @@ def test_a_file_without_header_is_told(tmp_path: Path, label: str) -> None:
         (
             {"id": ["1"], "question": ["q"], "context": ["c"], "answers": [{"text": ["c"]}]},
             ("question-answering", [], None),
+        ),
+        (
+            {"Text A": ["some words", "more"], "Text B": ["so", "on"], "same": ["yes", "no"]},
+            ("text-classification", ["Text A", "Text B"], "same"),
         ),
         ({"a": ["one", "two", "three", "four"]}, ("text-classification", ["a"], None)),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ OVERRIDES = (
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f]")
 SHOWN = 4
 """Values of a column that are shown."""
+SHOWN_CLASSES = 20
 
 
 @options_from(RunFields, *OVERRIDES)
@@ -159,6 +161,9 @@ def _fields_of_guess(guess: Guess, options: Mapping[str, Any], notes: list[str])
         shown = repr(value) if name == "label_separator" else shown
         zero_or_one = ", 0 or 1 each" if name == "label_columns" else ""
         notes.append(f"guessed {titles.get(name, name)}: {shown}{zero_or_one}")
+    if guess.more_texts:
+        pair = f"--text-column {shlex.quote(guess.text_columns[0])} --text-column NAME"
+        notes.append(f"may be a text as well: {', '.join(guess.more_texts)}; for pairs: {pair}")
     if several and "task_type" not in options:
         notes.append(f"if rows have one label each: --task-type {DEFAULT_TASK_TYPE}")
     if guess.rivals:
@@ -239,9 +244,14 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     if change.get("label_type") == "text" and "task_type" not in fields:
         notes.append("if they are the steps of a scale: --task-type ordinal-classification")
     if task.head.problem_type in ("single_label_classification", "regression"):
-        classes = f"classes {', '.join(task.known_label_names[:20])}"
+        names = task.known_label_names
+        more = f" and {len(names) - SHOWN_CLASSES} more" * (len(names) > SHOWN_CLASSES)
+        classes = f"classes {', '.join(names[:SHOWN_CLASSES])}{more}"
         scores = "scores, so the task is a regression"
         notes.append(f"guessed labels: {scores if not task.label_names else classes}")
+        if len(names) > len(splits["train"]) / 2:
+            few = f"{len(names)} classes of {counted(len(splits['train']), 'row')}"
+            notes.append(f"{few} cannot be learned; name another column with --label-column")
     return drop | change
 
 

@@ -17,6 +17,7 @@ from smoothtune.errors import Location, Problem, dotted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
+_OF_ROWS = (".csv", ".tsv", ".xlsx", ".jsonl", ".parquet")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """What no path and no file of text can hold."""
 
@@ -65,6 +66,9 @@ def read_yaml(path: str | Path) -> Document:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
+        if path.suffix.lower() in _OF_ROWS:
+            message = f"holds rows and is no run file; one is written by: smoothtune init {path}"
+            return Document(problems=[Problem(str(path), "", message)])
         text = raw.decode("utf-8-sig")
     except OSError as error:
         return Document(problems=[Problem(str(path), "", f"cannot be read: {error.strerror}")])

@@ -9,6 +9,8 @@ from rich.table import Column, Table
 from smoothtune.console import plain_text
 
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
+SHOWN = 50
+"""Labels whose counts are printed."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,11 @@ class Report:
         rows = f"{split.rows}"
         if split.rows < split.source_rows:
             rows += f" of {split.source_rows}"
+        labels = [f"{name} {value:g}" for name, value in split.labels.items()]
+        more = [f"and {len(labels) - SHOWN} more"] * (len(labels) > SHOWN)
         return {
             "rows": [text for text in (rows, split.note, split.left_out) if text],
-            "labels": [f"{name} {value:g}" for name, value in split.labels.items()],
+            "labels": labels[:SHOWN] + more,
             "tokens": [f"{name} {value}" for name, value in split.lengths.items()],
             "cut": [f"{split.truncated} at {self.max_seq_length} tokens"],
         }

@@ -40,6 +40,8 @@ PAIRS = (
 )
 MAX_CLASSES = 50
 MAX_LABELS = 50
+SENTENCE = 4
+"""Words of a cell, on average, from which on a column is one of sentences."""
 LABEL_SEPARATORS = ";|,/"
 """Of labels within a text, as they are looked for."""
 _SAMPLE = 5000
@@ -61,6 +63,8 @@ class Guess:
     """Columns of 0 and 1, one for each of several labels."""
     rivals: dict[str, list[str]] = field(default_factory=dict)
     """Other columns that may be the label column, each with its values, the most frequent first."""
+    more_texts: list[str] = field(default_factory=list)
+    """Other columns of sentences, of which one may be the second text of a pair."""
 
 
 def with_types(texts: Dataset) -> Dataset:
@@ -97,6 +101,9 @@ def guess(
     rest = {name: column for name, column in values.items() if name not in texts}
     columns = _several_labels(rest, texts, alone) if texts else None
     columns = columns or Guess(DEFAULT_TASK_TYPE, texts, label, _without(names, [*texts, label]))
+    if len(texts) == 1 and not text_columns:
+        unread = {name: values[name] for name in columns.others if name not in few}
+        columns = replace(columns, more_texts=list(_sentences(unread)))
     if label_column is not None:
         return columns
     used = {columns.label_column, *columns.label_columns, *texts}
@@ -210,7 +217,7 @@ def _is_label(column: list[Any], distinct: int) -> bool:
 
 
 def _text_columns(values: dict[str, list[Any]]) -> list[str]:
-    """A pair with usual names; else a usual name; else the column with the longest texts."""
+    """A pair with usual names; else a usual name; else the longest texts, and their twin."""
     texts = {
         name: sum(map(len, filter(None, column))) / len(column)
         for name, column in values.items()
@@ -223,7 +230,25 @@ def _text_columns(values: dict[str, list[Any]]) -> list[str]:
     for usual in TEXT_NAMES:
         if usual in lower:
             return [lower[usual]]
-    return [max(texts, key=lambda name: texts[name])] if texts else []
+    longest = sorted(texts, key=lambda name: -texts[name])[:1]
+    return next((pair for pair in _twins(list(texts)) if set(longest) & set(pair)), longest)
+
+
+def _twins(names: Sequence[str]) -> Iterator[list[str]]:
+    """Pairs of names that differ by a last 1 and 2, or A and B: Question A, Question B."""
+    for name in names:
+        for first, second in ("12", "ab", "AB"):
+            if name.endswith(first) and (twin := name[:-1] + second) in names:
+                yield [name, twin]
+
+
+def _sentences(values: Mapping[str, list[Any]]) -> Iterator[str]:
+    """The columns of texts that have some words each, more than names and dates have."""
+    for name, column in values.items():
+        if all(isinstance(value, str | None) for value in column):
+            words = sum(len((value or "").split()) for value in column)
+            if words >= SENTENCE * len(column):
+                yield name
 
 
 def _distinct(column: Iterable[Any]) -> Counter[str]:
