@@ -14,6 +14,7 @@ from smoothtune import (
     L2SP,
     LLRD,
     LNSR,
+    R3F,
     JacHess,
     Jacobian,
     Mixout,
@@ -26,11 +27,11 @@ from smoothtune.nn.hf_versions import can_change_attention, declared_scaling
 from smoothtune.testing import fixed_draws, tiny_model
 
 
-def trainer_of(tmp_path, model=None, cls=Trainer, **changes):
+def trainer_of(tmp_path, model=None, cls=Trainer, rows=8, **changes):
     return cls(
         model=model or tiny_model("bert"),
         args=arguments(tmp_path, **changes),
-        train_dataset=Rows(8),
+        train_dataset=Rows(rows),
         data_collator=collate,
     )
 
@@ -327,6 +328,24 @@ def test_logs_are_those_of_what_was_applied_however_an_update_is_cut(tmp_path):
             whole = entry["loss/task"] + entry["loss/lnsr"]
             assert entry["loss"] == pytest.approx(whole, abs=1e-4)
         assert one["lnsr/share"] > 0
+
+
+def test_an_update_of_fewer_batches_counts_like_the_others_in_the_log(tmp_path):
+    """The last one of an epoch: 2 + 1 batches, of 8 rows and of 4."""
+    cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    logged = []
+    for steps in (1, 2):
+        torch.manual_seed(0)
+        trainer = trainer_of(
+            tmp_path / str(steps), rows=12, max_steps=2, logging_steps=steps, **cut
+        )
+        with fixed_draws():
+            regularize(trainer, R3F(weight=1.0)).train()
+        logged.append([e for e in trainer.state.log_history if "loss" in e])
+    each, (both,) = logged
+    for name in ("loss/task", "loss/r3f"):
+        assert both[name] == pytest.approx(sum(e[name] for e in each) / 2, rel=1e-5), name
+    assert both["loss"] == pytest.approx(both["loss/task"] + both["loss/r3f"], abs=1e-4)
 
 
 @pytest.mark.parametrize("logging_steps", [1, 2, 9])

@@ -151,7 +151,7 @@ class Regularized(Trainer):
             row_share=prepared.row_share,
             declared_loss=binding.task.is_declared,
         )
-        self._means.add(binding.objective.terms, prepared.part_of_kind)
+        self._means.add(binding.objective.terms, *prepared.log_weights)
         if not DIVIDES:
             loss = loss / undivided(self, num_items_in_batch)
         return (loss, None) if return_outputs else loss

@@ -44,8 +44,8 @@ class Prepared(NamedTuple):
     batch: dict[str, Any]
     compute_loss: ComputeLoss
     row_share: float | Tensor
-    part_of_kind: float
-    """Of the update's batches here, those that are labeled as this one is."""
+    log_weights: tuple[float, float]
+    """Parts that the batch is of its update's here, and of those that are labeled as it is."""
 
 
 class TrainerLoss:
@@ -166,23 +166,23 @@ class TrainerLoss:
         """
         unlabeled = self._is_unlabeled(inputs)
         rows, items = self.parts.shares(inputs, unlabeled)
-        part = self.parts.part_of_kind(unlabeled)
+        weights = self.parts.log_weights(unlabeled)
         padding = bool(inputs.pop(PADDING_BATCH, False))
         if self.kind == "embedding":
             embedding = EmbeddingLoss(self.trainer, inputs)
             if not self.compared:
                 self._compare(embedding, inputs)
-            return Prepared(embedding.batch, Weighed(embedding, 1 / rows), rows, part)
+            return Prepared(embedding.batch, Weighed(embedding, 1 / rows), rows, weights)
         batch = dict(inputs)
         if self.kind == "next token":
             mean = self.parts.mean_items(batch, unlabeled)
             items = torch.as_tensor(mean * rows).float()
             batch = self._sequences(batch) | {"num_items_in_batch": items}
             smoothed = partial(next_token_loss, smoothing=self.smoothing)
-            return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows, part)
+            return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows, weights)
         if unlabeled:
             batch["unlabeled"] = True
-            return Prepared(batch, without_labels, rows, part)
+            return Prepared(batch, without_labels, rows, weights)
         count, share = self._count_and_share(batch, items, num_items_in_batch)
         finite, passes = self._made_finite(batch), 0
 
@@ -197,7 +197,7 @@ class TrainerLoss:
 
         if not padding and not (isinstance(rows, float) and rows == 1):
             share = share / rows
-        return Prepared(batch, Weighed(loss, 1.0 if padding else share), rows, part)
+        return Prepared(batch, Weighed(loss, 1.0 if padding else share), rows, weights)
 
     def _made_finite(self, batch: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
         """Gives a batch without any label some: its mean would be 0 / 0, and it weighs nothing."""

@@ -23,24 +23,26 @@ class TermMeans:
         bounded = objective.strengths.bounded
         self._of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
         self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = defaultdict(int)
+        self.counts: dict[str, float] = defaultdict(float)  # of updates
         # sums of what bounded terms had before this training, and up to the last log
         self.begun = self.applied = dict(objective.strengths.sums)
         self.first_step = self.step = objective.step
 
-    def add(self, terms: dict[str, Tensor], part: float) -> None:
-        """Add the terms of a batch.
+    def add(self, terms: dict[str, Tensor], of_update: float, of_kind: float) -> None:
+        """Add the terms of a batch; an update counts once, however many batches it has.
 
         Args:
             terms: () by name.
-            part: of its update's batches that are of its kind.
+            of_update: part of its update's batches that it is, by which losses add up.
+            of_kind: part of those of its kind.
         """
         for name, value in terms.items():
             if name == "loss" or name in self._of_updates:
                 continue
-            weighed = part * value if part != 1 and name.startswith("loss/") else value
+            weight = of_update if name.startswith("loss/") else of_kind
+            weighed = value if weight == 1 else weight * value
             self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
-            self.counts[name] += 1
+            self.counts[name] += of_kind
 
     def read(self, loss: float, accelerator: Accelerator) -> dict[str, float]:
         """The means, over processes too.

@@ -288,9 +288,11 @@ class UpdateParts:
             return self.size(batch).items
         return _double(self.totals[int(unlabeled)].items) / self.batches
 
-    def part_of_kind(self, unlabeled: bool) -> float:
-        """Part of the update's batches here that are of this kind; 1 outside the loop."""
-        return self.kinds.count(unlabeled) / len(self.kinds) if self.kinds else 1.0
+    def log_weights(self, unlabeled: bool) -> tuple[float, float]:
+        """Parts that a batch is of its update's, and of those of its kind; 1 outside the loop."""
+        if not self.kinds:
+            return 1.0, 1.0
+        return 1 / len(self.kinds), 1 / self.kinds.count(unlabeled)
 
 
 def _double(number: float | Tensor) -> float | Tensor:
