@@ -63,6 +63,21 @@ def test_record_and_card_name_the_methods(tmp_path, own: bool) -> None:
     assert training_record(str(tmp_path))["methods"] == record["methods"]
 
 
+def test_the_record_has_what_was_applied_of_a_bounded_term(tmp_path) -> None:
+    """As that of a run has; the log may have had no line of it."""
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, max_steps=3, logging_steps=9),
+        train_dataset=Rows(),
+        regularizers=[LNSR(), L2SP()],
+    )
+    trainer.train()
+    trainer.save_model()
+    applied = json.loads((tmp_path / "result.json").read_text())["applied"]
+    assert applied == {"lnsr": trainer.objective.strengths.applied()["lnsr"]._asdict()}
+    assert applied["lnsr"]["share"] > 0
+
+
 def test_a_result_of_the_users_own_is_not_overwritten(tmp_path) -> None:
     """And numbers that are not finite, or no data, stop no save."""
     trainer = SmoothTrainer(

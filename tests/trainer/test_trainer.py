@@ -14,6 +14,7 @@ from smoothtune import (
     R3F,
     R4F,
     SMART,
+    LabelSmoothing,
     Mixout,
     NonFiniteLoss,
     Plain,
@@ -178,9 +179,9 @@ def test_logged_terms_are_means_since_the_last_log(tmp_path, monkeypatch):
     seen = []
     add = TermMeans.add
 
-    def added(means, terms, part):
+    def added(means, terms, *weights):
         seen.append(terms["loss/r3f"].item())
-        add(means, terms, part)
+        add(means, terms, *weights)
 
     monkeypatch.setattr(TermMeans, "add", added)
     trainer.train()
@@ -266,7 +267,7 @@ def test_a_trainer_that_has_searched_may_be_regularized(tmp_path):
     regularize(trainer, LNSR(weight=1.0)).train()
     assert trainer.state.log_history[0]["loss/lnsr"] > 0
     trainer.objective = 0.5
-    with pytest.raises(ValueError, match="one call"):
+    with pytest.raises(ValueError, match=r"one call\. To begin again, make model and trainer anew"):
         regularize(trainer, LNSR(weight=1.0))
 
 
@@ -467,6 +468,7 @@ def test_an_optimizer_made_by_the_user_is_hooked_once(tmp_path):
         ({"torch_compile_mode": "reduce-overhead"}, [LNSR(weight=1.0)], "mode='reduce-overhead'"),
         ({"optim": "galore_adamw_layerwise"}, [CWGNC()], "during the backward pass"),
         ({"auto_find_batch_size": True}, [LNSR(weight=1.0)], "turn it off"),
+        ({"label_smoothing_factor": 0.1}, [LabelSmoothing()], "set label_smoothing_factor=0"),
         (
             {
                 "activation_checkpointing": True,
@@ -494,8 +496,22 @@ def test_16_bit_weights_are_refused_where_they_swallow_perturbations(tmp_path):
     SmoothTrainer(model=model, args=arguments(tmp_path), regularizers=[L2SP()])
 
 
+def test_a_trainer_that_has_trained_is_taken_with_a_warning(tmp_path, caplog):
+    """What it has left is where Mixout and L2-SP pull the weights to."""
+    trainer = Trainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, max_steps=2),
+        train_dataset=Rows(),
+        data_collator=plain_collator,
+    )
+    trainer.train()
+    regularize(trainer, L2SP())
+    assert "this trainer has made 2 updates" in caplog.text
+    assert "make model and trainer anew" in caplog.text
+
+
 def test_regularizing_twice_is_refused(tmp_path):
     args = arguments(tmp_path)
     trainer = SmoothTrainer(model=tiny_model("bert"), args=args, regularizers=[LNSR(weight=1.0)])
-    with pytest.raises(ValueError, match="one call"):
+    with pytest.raises(ValueError, match=r"one call\. To begin again, make model and trainer anew"):
         regularize(trainer, LNSR(weight=1.0))

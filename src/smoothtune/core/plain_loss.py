@@ -14,7 +14,10 @@ from torch import nn
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.nn.model_facts import added_loss
 
-_REMEDY = "computes the plain task loss from logits and labels: leave it out, or train with the "
+_REMEDY = (
+    "the method computes the plain task loss from logits and labels: leave the method out, or "
+    "train with the "
+)
 
 
 def plain_problems(
@@ -38,5 +41,5 @@ def plain_problems(
     what = "your loss is another" if added is None else f"{type(model).__name__} adds {added}"
     loss = "model's own" if added is None else "model's without it"
     return [
-        f"{each.name}: {what}, and it {_REMEDY}{loss}" for each in methods if each.traits.plain_loss
+        f"{each.name}: {what}, and {_REMEDY}{loss}" for each in methods if each.traits.plain_loss
     ]

@@ -65,9 +65,21 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     assert trainer.model is not None
     loss = TrainerLoss(trainer)
     wrong += scaling_problems(loss)
-    declared = loss.is_declared
-    wrong += plain_problems(regularizers.values(), unwrap(trainer.model), {}, declared=declared)
+    wrong += plain_loss_problems(regularizers, loss)
     refuse(wrong + setting_problems(regularizers, args, unwrap(trainer.model)))
+
+
+def plain_loss_problems(regularizers: dict[str, Regularizer], loss: TrainerLoss) -> list[str]:
+    """Why methods that compute the task loss themselves do not have the trainer's."""
+    methods, model = regularizers.values(), unwrap(loss.trainer.model)
+    if not loss.smoothing:
+        return plain_problems(methods, model, {}, declared=loss.is_declared)
+    return [
+        f"{each.name} with label_smoothing_factor={loss.smoothing}: the method computes the task "
+        "loss from logits and labels, without it: set label_smoothing_factor=0"
+        for each in methods
+        if each.traits.plain_loss
+    ]
 
 
 def scaling_problems(loss: TrainerLoss) -> list[str]:

@@ -24,9 +24,10 @@ TIMES = ("_runtime", "_per_second")  # what the Trainer measures of an evaluatio
 def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
     """Write ``result.json``, with the keys that `smoothtune train` gives it.
 
-    Those are every field of every method, scores of the last evaluation, steps and seconds,
-    versions and fingerprints; task and data are not known here, and null. ``arguments`` and ``run``
-    come on top. Another's file of this name stays as it is, with a warning.
+    Those are every field of every method, scores of the last evaluation, what was applied of terms
+    with a bound, steps and seconds, versions and fingerprints; task and data are not known here,
+    and null. ``arguments`` and ``run`` come on top. Another's file of this name stays as it is,
+    with a warning.
 
     Args:
         trainer: the trainer.
@@ -51,6 +52,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
         "method_versions": {name: method.traits.version for name, method in methods.items()},
         "seed": trainer.args.seed,
         "metrics": last_scores(trainer),
+        "applied": {name: x._asdict() for name, x in objective.strengths.applied().items()},
         "cost": {
             "train_seconds": sum(seconds),
             "steps": trainer.state.global_step,

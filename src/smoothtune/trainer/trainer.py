@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -19,6 +20,8 @@ from smoothtune.trainer.term_means import TermMeans
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
+
+logger = logging.getLogger(__name__)
 
 
 def regularize(
@@ -89,12 +92,21 @@ def regularize(
     if not isinstance(trainer, Trainer):
         raise TypeError(_no_trainer(trainer))
     if isinstance(trainer, Regularized):
-        raise ValueError("this trainer is regularized already: pass all methods in one call")
+        raise ValueError(
+            "this trainer is regularized already: pass all methods in one call. To begin again, "
+            "make model and trainer anew"
+        )
     methods = methods_in(regularizers)
     if not methods:
         raise ValueError("no method is given: pass one, or Plain() for plain fine-tuning")
     if trainer.model is None:  # a search gives it up after every trial
         trainer.model = trainer.call_model_init()
+    if trainer.state.global_step and trainer.model_init is None:
+        logger.warning(
+            "this trainer has made %d updates: the methods take what they left for the "
+            "pre-trained model. To compare, make model and trainer anew",
+            trainer.state.global_step,
+        )
     objective, undo = Objective(methods), put_in_front(trainer)
     try:
         check_trainer(objective.regularizers, trainer)
