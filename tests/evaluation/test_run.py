@@ -159,6 +159,17 @@ def lone_file(path: Path, labels: list[str]) -> list[object]:
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_labels_with_other_names_than_the_outputs_are_told(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = [*lone_file(tmp_path / "files" / "rows.csv", ["no", "yes"] * 8), "--task", "other"]
+    options += ["--text-column", "text", "--output-dir", tmp_path / "out"]
+    found = call(tiny_folder / "tuned", *options)
+    assert found.exit_code == 0, found.output
+    assert "taken in order: poor is 'no', fine is 'yes'." in " ".join(found.stdout.split())
+
+
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(
     "name",
     ["files/rows.csv", "folder/test.csv", pytest.param("other/train.csv", marks=pytest.mark.slow)],
@@ -168,6 +179,7 @@ def test_a_lone_set_is_evaluated_whole(name: str, tiny_folder: Path, tmp_path: P
     found = call(tiny_folder / "tuned", *options, "--corruption", "--output-dir", tmp_path / "out")
     assert found.exit_code == 0, found.output
     assert "32 rows to evaluate on, no training rows" in found.stdout
+    assert "taken in order" not in found.stdout
     content = content_of(tmp_path / "out")
     numbers = content["parts"]["metrics"]["numbers"]
     assert (numbers["rows"], numbers["train_rows"]) == (32, 0)

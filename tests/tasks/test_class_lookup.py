@@ -7,7 +7,7 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
 from smoothtune.errors import DataError
 from smoothtune.tasks.class_lookup import ClassLookup
-from smoothtune.tasks.head import matched_outputs
+from smoothtune.tasks.head import matched_outputs, taken_in_order
 from smoothtune.tasks.label_sets import label_sets
 from smoothtune.tasks.labels import class_ids, holds_labels_of, tag_ids
 from smoothtune.tasks.presets import describe_task
@@ -99,6 +99,15 @@ def test_outputs_of_a_model_with_other_names() -> None:
     for outputs, names in others:
         with pytest.raises(ValueError, match="write the labels with the names of the outputs"):
             matched_outputs(Config(*outputs), "t", names)
+
+
+def test_labels_that_are_taken_in_the_order_of_the_outputs_are_told() -> None:
+    told = taken_in_order(Config("negative", "positive"), ("no", "yes"))
+    assert "taken in order: negative is 'no', positive is 'yes'." in told
+    assert "LABEL_0 is 'no', LABEL_1" in taken_in_order(Config("LABEL_0", "LABEL_1"), ("no", "yes"))
+    assert not taken_in_order(Config("No", "Yes"), ("yes", "no"))
+    assert not taken_in_order(Config("negative", "positive"), ("0", "1"))
+    assert not taken_in_order(Config("LABEL_0"), ())
 
 
 def test_names_from_one_file_and_numbers_in_another(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def load_predictor(
     try:
         outputs = task.head.fit_outputs(model.config)
     except ValueError as error:
-        message = f"{base.source} {error}; name the task that the model was trained for"
+        message = f"{base.source} {error}, or name the task that the model was trained for"
         raise ModelError(message) from error
     model.config.pad_token_id = base.tokenizer.pad_token_id
     if model.config.problem_type is None:  # what divergences of its predictions are taken of

@@ -44,6 +44,7 @@ from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import check_owned, owned, versions, write_json
 from smoothtune.models.load import Base, check_unchanged, load_base, weights_fingerprint
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.head import taken_in_order
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation, rows_fingerprint
 
 
@@ -112,8 +113,12 @@ def about_rows(subject: Subject) -> Iterator[str]:
     """What is particular about the rows and the models, to be told."""
     prepared = subject.prepared
     yield from filter(None, (split.left_out for split in prepared.report.splits.values()))
+    models = [subject.predictor.model]
     if isinstance(subject.predictor, Ensemble):
+        models += [other.model for other in subject.predictor.others]
         yield f"one ensemble of {1 + len(subject.settings.ensemble)} models"
+    names = prepared.task.known_label_names
+    yield from dict.fromkeys(filter(None, (taken_in_order(x.config, names) for x in models)))
     if not len(prepared.train):
         count = subject.num_examples(prepared.validation)
         yield f"{count} rows to evaluate on, no training rows: no generalization gap"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -118,7 +119,10 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
     if config.num_labels != count:
         outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
         hint = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {count}{hint}")
+        raise ValueError(
+            f"has {config.num_labels} outputs, but task {task!r} needs {count}{hint}: take rows "
+            "whose labels it knows"
+        )
     for spelled in (str, spelled_alike):
         numbers = {spelled(name): index for name, index in label2id.items()}
         if len(numbers) == len(label2id) and set(numbers) == set(map(spelled, names)):
@@ -126,6 +130,29 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
             return None if order == tuple(range(count)) else order
     _refuse_other_names(label2id, names)
     return None
+
+
+def taken_in_order(config: Any, names: Sequence[str]) -> str:
+    """What to tell where labels have other names than a model's outputs; "": nothing.
+
+    Numbers from 0 are the numbers of the outputs, whatever these are called.
+
+    Args:
+        config: of a model whose outputs fit the labels, see `matched_outputs`.
+        names: of the labels; none for regression.
+    """
+    if all(name == str(index) for index, name in enumerate(names)):
+        return ""
+    known = {index: name for name, index in (config.label2id or {}).items()}
+    outputs = [known.get(index, f"output {index}") for index in range(len(names))]
+    if {*map(spelled_alike, names)} == {*map(spelled_alike, outputs)}:
+        return ""
+    pairs = (f"{output} is {name!r}" for output, name in zip(outputs, names, strict=True))
+    return (
+        "the outputs of the model have other names than the labels, so they are taken in order: "
+        f"{', '.join(islice(pairs, 20))}. If that is wrong, write the labels as the numbers of the "
+        "outputs from 0, or name the outputs in config.json (id2label)"
+    )
 
 
 def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
