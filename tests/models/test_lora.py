@@ -353,6 +353,25 @@ def test_layers_that_are_not_there_are_answered_with_those_that_are(folder, tmp_
         train(RunConfig(**config), console=NOWHERE)
 
 
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        (
+            {"target_modules": ["qproj", "v_proj"]},
+            "target_modules: no layer is named qproj. .*q_proj",
+        ),
+        (
+            {"modules_to_save": ["embed_tokens", "lm_head"]},
+            "modules_to_save: .* has no module lm_head",
+        ),
+    ],
+)
+def test_a_name_that_no_layer_has_is_refused_beside_one_that_has(lora, message):
+    model = tiny_model("llama", num_labels=2)
+    with pytest.raises(LoraError, match=message):
+        add_lora(model, LoraSettings(**lora), "SEQ_CLS", [], seed=0)
+
+
 def test_training_on_an_adapter_is_refused(adapter, folder, tmp_path):
     _, output_dir = adapter
     config = settings(folder, tmp_path / "out") | {"model": str(output_dir)}

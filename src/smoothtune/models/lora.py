@@ -123,6 +123,7 @@ def add_lora(
     import torch  # not above: the settings alone are needed to check a run file
 
     peft = import_peft()
+    _refuse_absent(model, settings)
     modules_to_save = {*_head_modules(model, new_weights), *(settings.modules_to_save or ())}
     config = peft.LoraConfig(
         task_type=task_type,
@@ -137,11 +138,7 @@ def add_lora(
             torch.manual_seed(seed)
             adapted = peft.get_peft_model(model, config)
     except ValueError as error:
-        names = sorted({n.split(".")[-1] for n, m in model.named_modules() if _is_linear(m)})
-        raise LoraError(
-            f"{error} Set target_modules to layers of {type(model).__name__}, such as "
-            f"{', '.join(names)}, or to all-linear"
-        ) from error
+        raise LoraError(f"{error} {_advice(model)}") from error
     for weight in adapted.parameters():
         if weight.requires_grad:  # a new head has the type of the frozen weights
             weight.data = weight.data.float()
@@ -164,6 +161,31 @@ def _quiet_peft() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to", UserWarning)
         yield
+
+
+def _refuse_absent(model: nn.Module, settings: LoraSettings) -> None:
+    """Refuse names that no module has, which peft leaves out in silence beside others.
+
+    Raises:
+        LoraError: names them.
+    """
+    paths = [f".{name}" for name, _ in model.named_modules()]
+    targets = settings.target_modules if isinstance(settings.target_modules, list) else []
+    if absent := [n for n in targets if not any(p.endswith(f".{n}") for p in paths)]:
+        names = ", ".join(absent)
+        raise LoraError(f"lora.target_modules: no layer is named {names}. {_advice(model)}")
+    saved = settings.modules_to_save or []
+    if absent := [n for n in saved if not any(p.endswith(n) for p in paths)]:
+        names = ", ".join(absent)
+        raise LoraError(f"lora.modules_to_save: {type(model).__name__} has no module {names}")
+
+
+def _advice(model: nn.Module) -> str:
+    names = sorted({n.split(".")[-1] for n, m in model.named_modules() if _is_linear(m)})
+    return (
+        f"Set target_modules to layers of {type(model).__name__}, such as {', '.join(names)}, "
+        "or to all-linear, without brackets"
+    )
 
 
 def _is_linear(module: nn.Module) -> bool:
