@@ -508,3 +508,16 @@ def test_prompt_tuning_is_refused_at_once_or_trains(name, make):
     objective.bind(model, optimizer, 4)
     objective(model, tiny_batch()).backward()
     objective.detach()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_merged_adapters_are_refused_until_they_are_taken_out():
+    """The head alone would learn, in silence."""
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj"], init_lora_weights=False)
+    model = get_peft_model(tiny_model("llama", dtype=torch.float32), config)
+    model.merge_adapter()
+    optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
+    with pytest.raises(ValueError, match=r"lnsr with adapters that are merged.*unmerge_adapter"):
+        Objective(LNSR()).bind(model, optimizer, 4)
+    model.unmerge_adapter()
+    Objective(LNSR()).bind(model, optimizer, 4).detach()

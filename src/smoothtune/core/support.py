@@ -23,6 +23,7 @@ from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
     adds_tokens,
     declaring,
+    has_merged_adapters,
     is_encoder_decoder,
     is_seq2seq_lm,
     predicts_tokens,
@@ -73,6 +74,11 @@ _DEEPSPEED = (
 _TOKENS = (
     "with prompt tuning, which puts tokens of its own before those of a batch: use LoRA, or in a "
     "classifier a method that perturbs word embeddings, such as r3f, or a weight-side one"
+)
+
+_MERGED = (
+    "adapters that are merged into the weights, where they get no gradient: call "
+    "model.unmerge_adapter() before"
 )
 
 _PASSES: dict[Environment, str] = {
@@ -194,6 +200,8 @@ def check(
         refusals += [f"{name} with {_CASTS}" for name in acting]
     reasons = {name: r.refuses(bare) for name, r in methods.items()}
     refusals += [f"{name} {reason}" for name, reason in reasons.items() if reason]
+    if has_merged_adapters(bare):
+        refusals += [f"{name} with {_MERGED}" for name in acting]
     if reason := unreadable(bare):
         refusals += [f"{name} with {reason}" for name in acting]
     refusals += _low_bit_problems(methods, where)
@@ -203,8 +211,8 @@ def check(
     if refusals and "16-bit weights" in where and where & set(LOW_BIT):
         names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
         refusals.append(
-            f"trained in 16 bits: {', '.join(names)}: make what is trained float32, after the "
-            "trainer is made, as TRL's makes adapters beside quantized weights 16-bit: for w in "
+            f"trained in 16 bits: {', '.join(names)}: make them float32 once the trainer is made, "
+            "as TRL turns adapters beside quantized weights into 16 bits: for w in "
             "model.parameters(): if w.requires_grad: w.data = w.data.float()"
         )
     refuse(refusals)

@@ -80,6 +80,11 @@ def adds_tokens(model: nn.Module) -> bool:
     )
 
 
+def has_merged_adapters(model: nn.Module) -> bool:
+    """Whether PEFT has merged adapters into the frozen weights, where they get no gradient."""
+    return any(getattr(part, "merged_adapters", ()) for part in model.modules())
+
+
 def predicts_tokens(model: nn.Module) -> bool:
     """Whether an unwrapped model is a language model: every label token is a prediction."""
     return is_causal_lm(model) or is_seq2seq_lm(model)
