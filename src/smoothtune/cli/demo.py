@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smoothtune.cli.output import FAILED, fail
-from smoothtune.console import say
+from smoothtune.console import quiet, say
 from smoothtune.data.demo_sentences import LABEL_NOISE, sentiment
 from smoothtune.errors import Stopped
 from smoothtune.files import write_atomic
@@ -104,7 +104,11 @@ def demo(
         for run in runs.values():
             if run.status != "done":
                 fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
-        with signals.ending(STOPPED):
+        say(
+            console,
+            f"Looking for the worst change of {MEASURED_ROWS} sentences by {CHANGE:.0%} ...",
+        )
+        with signals.ending(STOPPED), quiet():
             sentences = [row["sentence"] for row in splits["validation"][:MEASURED_ROWS]]
             shown = [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
     _show(console, shown)

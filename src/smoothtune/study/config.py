@@ -260,7 +260,7 @@ def _options(
 ) -> dict[str, Any]:
     """The fields of one run but its seed; `forced` ones are of the command line."""
     methods, changes = fields_here(setting.methods, entry.label, condition.method_fields)
-    options = condition.fields | setting.changes | changes | forced
+    options = {**condition.fields, **setting.changes, **changes, **forced}
     if setting.epochs_factor != 1:
         options |= _longer(options, setting.epochs_factor)
     options |= {"methods": methods, "output_dir": "unset"}
