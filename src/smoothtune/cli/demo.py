@@ -14,7 +14,7 @@ from rich.table import Table
 
 from smoothtune.cli.output import FAILED, fail
 from smoothtune.console import quiet, say
-from smoothtune.data.demo_sentences import LABEL_NOISE, sentiment
+from smoothtune.data.demo_sentences import LABEL_NOISE, Row, sentiment
 from smoothtune.errors import Stopped
 from smoothtune.files import write_atomic
 from smoothtune.study.pool import start_server
@@ -101,16 +101,7 @@ def demo(
         }
         write_atomic(folder / "demo.yaml", json.dumps(study))
         runs = _train(folder, signals, console)
-        for run in runs.values():
-            if run.status != "done":
-                fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
-        say(
-            console,
-            f"Looking for the worst change of {MEASURED_ROWS} sentences by {CHANGE:.0%} ...",
-        )
-        with signals.ending(STOPPED), quiet():
-            sentences = [row["sentence"] for row in splits["validation"][:MEASURED_ROWS]]
-            shown = [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
+        shown = _measured(runs, splits["validation"][:MEASURED_ROWS], signals, console)
     _show(console, shown)
     return shown
 
@@ -139,6 +130,20 @@ def _train(folder: Path, signals: Signals, console: Console) -> dict[Path, Run]:
         finally:
             pool.stop()
     return {folder / MODELS / cell.id: run_of(cell, records) for cell in cells}
+
+
+def _measured(
+    runs: dict[Path, Run], rows: Sequence[Row], signals: Signals, console: Console
+) -> list[Shown]:
+    """The runs by their models, with what is sought on the models; a failed run ends it."""
+    for run in runs.values():
+        if run.status != "done":
+            fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
+    say(console, f"Looking for the worst change of {len(rows)} sentences by {CHANGE:.0%} ...")
+    sentences = [row["sentence"] for row in rows]
+    with signals.ending(STOPPED), quiet():
+        return [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
+    raise Stopped(STOPPED)  # `ending` has raised it
 
 
 def moved_by_worst(folder: Path, sentences: list[str]) -> float:
