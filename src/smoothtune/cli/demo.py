@@ -142,8 +142,8 @@ def _measured(
     say(console, f"Looking for the worst change of {len(rows)} sentences by {CHANGE:.0%} ...")
     sentences = [row["sentence"] for row in rows]
     with signals.ending(STOPPED), quiet():
-        return [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
-    raise Stopped(STOPPED)  # `ending` has raised it
+        shown = [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
+    return shown
 
 
 def moved_by_worst(folder: Path, sentences: list[str]) -> float:
