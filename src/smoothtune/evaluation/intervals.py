@@ -107,23 +107,22 @@ def scores_with_intervals(
     statistics = task.scorer.example_statistics(predictions, rows)
     measures = task.scorer.detailed_scores
     values = measures(statistics)
-    intervals = {}
+    intervals: dict[str, Interval] = {}
     if len(statistics) > 1:
         intervals = bootstrap_intervals(measures, statistics, n_resamples=num_resamples, seed=seed)
+    for name, (low, high) in intervals.items():
+        if low == high and low in (0, 1) and name not in task.scorer.losses:
+            share = binomtest(int(low) * len(statistics), len(statistics))
+            intervals[name] = Interval(*map(float, share.proportion_ci(method="exact")))
     return {
         "metrics": {
-            name: {"value": value} | _bounds(value, intervals.get(name), len(statistics))
-            for name, value in values.items()
+            name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
         },
         "rows": len(statistics),
         "trivial_baseline": task.scorer.baseline(rows),
     }
 
 
-def _bounds(value: float, interval: Interval | None, count: int) -> dict[str, float | None]:
-    if interval is None:
-        return {"low": None, "high": None}
-    if interval.low == interval.high and value in (0, 1):
-        share = binomtest(count * int(value), count).proportion_ci(method="exact")
-        interval = Interval(float(share.low), float(share.high))
-    return interval._asdict()
+def _bounds(interval: tuple[float, float] | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {"low": low, "high": high}
