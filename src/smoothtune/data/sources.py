@@ -91,8 +91,10 @@ def load_splits(
         other = hub_id is not None and hub_id.split("/")[-1] != str(source).split("/")[-1]
         splits = _load_from_hub(str(source), None if other else hub_config)
     else:
+        seen = "" if path.is_absolute() else f" seen from {os.getcwd()}"
         raise DataError(
-            f"{source}: no such file or folder, and not an id of a data set on the hub (org/name)"
+            f"{source}: no such file or folder{seen}, and not an id of a data set on the hub "
+            "(org/name)"
         )
     if need_train and "train" not in splits:
         raise DataError(
@@ -210,7 +212,7 @@ def _load_folder(folder: Path, name: str, form: CsvFormat) -> dict[str, Dataset]
         if len(files) > 1 and not _are_shards(files):
             raise DataError(
                 f"{folder}: several files hold the split {split!r}: "
-                f"{', '.join(file.name for file in files)}; keep one of them"
+                f"{', '.join(file.name for file in files)}; keep one of them, or name the file"
             )
     return {split: load_files(files, form) for split, files in by_split.items()}
 
