@@ -237,7 +237,7 @@ def _text_columns(values: dict[str, list[Any]]) -> list[str]:
 def _twins(names: Sequence[str]) -> Iterator[list[str]]:
     """Pairs of names that differ by a last 1 and 2, or A and B: Question A, Question B."""
     for name in names:
-        for first, second in ("12", "ab", "AB"):
+        for first, second in (("1", "2"), ("a", "b"), ("A", "B")):
             if name.endswith(first) and (twin := name[:-1] + second) in names:
                 yield [name, twin]
 
