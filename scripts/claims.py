@@ -52,11 +52,12 @@ for a user.
 
 **How a verdict is found.** Differences are paired by seed, a mean over the tasks, with the 95 %
 interval of the paired t-test. p is corrected after Holm over all methods of the study in that
-measure; where two methods are compared it is not. *Borne out*: p is below 0.05 in the claim's
-direction, with five seeds or more. *Refuted for this model*: p is below 0.05 in the other
-direction; or a gain is printed, and the whole interval lies below half of it. Else *not decided*.
-*Would have been shown* is the true difference that these seeds find with a chance of 80 %. Of a
-spread, the ratio of variances is shown, with the test of Brown and Forsythe.
+measure; where two methods are compared it is not. A study's page corrects a quantity over the rows
+of its table, so its p may be another. *Borne out*: p is below 0.05 in the claim's direction, with
+five seeds or more. *Refuted for this model*: p is below 0.05 in the other direction; or a gain is
+printed, and the whole interval lies below half of it. Else *not decided*. *Would have been shown*
+is the true difference that these seeds find with a chance of 80 %, at 5 % divided by the number of
+methods. Of a spread, the ratio of variances is shown, with the test of Brown and Forsythe.
 
 Differences are in points of the score (0.01), of probabilities in their own units, of other
 quantities in percent of plain's. Methods ran with the fields that the study's page says, which
@@ -144,6 +145,8 @@ def page() -> str:
         f"{sum(verdict == kind for verdict in verdicts)} {kind.strip('*')}"
         for kind in (BORNE_OUT, REFUTED, OPEN, NOT_RUN)
     )
+    elsewhere = sum(verdict.startswith("[") for verdict in verdicts)
+    counts += f", {elsewhere} measured elsewhere"
     return "\n".join([INTRODUCTION, f"**Of {len(verdicts)} claims**: {counts}.\n", *parts])
 
 

@@ -53,6 +53,14 @@ def test_a_family_is_tested_and_corrected() -> None:
     assert alone.smallest < first.smallest
 
 
+def test_a_method_of_one_seed_is_no_test_of_the_family() -> None:
+    pairs = paired([*values(), Value(ONE, "c", 0, "score", 0.5)])
+    (alone,) = compare([pairs[ONE, "score", "a"]])
+    first, begun = compare([pairs[ONE, "score", "a"], pairs[ONE, "score", "c"]])
+    assert (begun.p, begun.smallest) == (None, None)
+    assert (first.p_holm, first.smallest) == (alone.p_holm, alone.smallest)
+
+
 def test_over_conditions_seeds_are_those_of_all() -> None:
     pairs = paired(values())
     both = over_conditions(pairs, [ONE, TWO], "score", "a")

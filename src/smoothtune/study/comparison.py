@@ -154,13 +154,13 @@ def compare(family: Sequence[Pairs]) -> list[Comparison]:
     Over the family p-values are corrected after Holm.
     """
     compared = [_compared(pairs) for pairs in family]
+    p_values = [item.p for item in compared]
+    tests = sum(p is not None for p in p_values)
     return [
         replace(
-            item,
-            p_holm=corrected,
-            smallest=smallest_difference(item.sd, len(item.seeds), len(compared)),
+            item, p_holm=corrected, smallest=smallest_difference(item.sd, len(item.seeds), tests)
         )
-        for item, corrected in zip(compared, holm([item.p for item in compared]), strict=True)
+        for item, corrected in zip(compared, holm(p_values), strict=True)
     ]
 
 
