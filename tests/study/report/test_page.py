@@ -153,6 +153,10 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
     assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
         content([*found, lost, missing])
     )
+    assert "Nothing was run of" not in texts(content([*found, lost, missing]))
+    other = missing | {"method": "other"}
+    said = "10 of 11 runs are done, 0 failed. Nothing was run of other on one, m, 100 examples."
+    assert said in texts(content([*found, other]))
     plain = [r for r in found if r["method"] == "plain"]
     only = compare_methods(made_runs([*plain, lost]))[1]
     assert only.score_against_plain is None
@@ -354,6 +358,14 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     assert table.head[-2:] == ["gap", "Brier"]
     (row,) = table.rows
     assert (row[0], row[-1]) == ("calm", f"{np.mean(gaps):+.4f} ({item.p_holm:.2g})")
+
+
+def test_a_method_that_lacks_a_task_has_a_row_for_what_is_said_of_it() -> None:
+    found = with_brier(rows({"calm": 0.0, "some": 0.0}, ("one", "two", "three")), {}, "two")
+    found = [r for r in found if (r["method"], r["task"]) != ("some", "two")]
+    first, second = over_tasks_table(over_tasks(made_runs(found))).rows
+    assert (first[0], second[:6]) == ("calm", ["some", "5", *"––––"])
+    assert second[-1] != "–"
 
 
 def test_every_figure_has_its_numbers(tmp_path: Path) -> None:

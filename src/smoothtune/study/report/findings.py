@@ -55,6 +55,10 @@ def _completeness(content: StudyContent) -> Sentence:
     failed = sum(sum(item.failed.values()) for item in content.methods)
     text = f"{done} of {asked} runs are done, {failed} failed."
     text += " Failed runs are in no mean." * (failed > 0)
+    absent = [item for item in content.methods if item.missing == item.asked]
+    if 0 < len(absent) <= MOST_NAMED:
+        names = (f"{item.method} on {item.condition.title}" for item in absent)
+        text += f" Nothing was run of {'; '.join(names)}."
     if few := max(seeds, default=0) < ENOUGH_SEEDS:
         text += f" {_few_seeds(max(seeds, default=0))}"
     mixed = [name for name, values in content.versions.items() if len(values) > 1]

@@ -30,8 +30,9 @@ RANKS = (
 OVER_TASKS = (
     "In brackets behind points: 95 % interval by Student's t (for one comparison); p also after "
     "Holm's correction over the methods. Of other measures: minus plain, over the conditions that "
-    "have the measure, in brackets p after Holm's correction for each measure apart. With a "
-    "temperature: both models have one, and are judged on rows on which it was not fitted."
+    "have the measure, in brackets p after Holm's correction for each measure apart. A dash: the "
+    "method lacks a task. With a temperature: both models have one, and are judged on rows on "
+    "which it was not fitted."
 )
 CONDITION = (
     "In brackets: 95 % interval by Student's t, of one comparison; the verdict is after Holm's "

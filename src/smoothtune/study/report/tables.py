@@ -137,16 +137,22 @@ def _with_p(item: Comparison | None) -> str:
 
 
 def over_tasks_table(compared: Mapping[str, Sequence[Comparison]]) -> Table:
-    """Mean differences over all conditions, of the score and of what is measured beside it."""
+    """Mean differences over all conditions, of the score and of what is measured beside it.
+
+    A method that lacks a condition has a row, too, if it has every one in which another measure is.
+    """
     others = [name for name in SECONDARY if compared.get(name)]
     head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm", SMALLEST]
+    found: dict[str, dict[str, Comparison]] = {}
+    for name in ("score", *others):
+        for item in compared.get(name, ()):
+            found.setdefault(item.method, {})[name] = item
     rows = []
-    for item in compared.get("score", ()):
-        cells = [item.method, str(len(item.seeds)), *_difference(item), _smallest(item)]
-        for name in others:
-            own = (each for each in compared[name] if each.method == item.method)
-            cells.append(_with_p(next(own, None)))
-        rows.append(cells)
+    for method, own in found.items():
+        score = own.get("score")
+        cells = [*_difference(score), _smallest(score)] if score else [DASH] * 4
+        seeds = len(next(iter(own.values())).seeds)
+        rows.append([method, str(seeds), *cells, *(_with_p(own.get(name)) for name in others)])
     return Table(head + [TITLES[name] for name in others], rows)
 
 
