@@ -131,6 +131,20 @@ class NoSignals:
     received = None
 
 
+def test_the_bar_names_what_runs(write, tmp_path: Path) -> None:
+    first, second, *_ = cells_of(write, tmp_path)
+    with open("/dev/null", "w") as nothing:
+        progress = Progress(Console(file=nothing, width=200), "runs")
+        progress.start("study", 4)
+        progress.working([first])
+        assert progress.bar.tasks[0].description == f"study: {first.title}"
+        progress.working([first, second])
+        assert progress.bar.tasks[0].description == f"study: {first.title} and 1 more"
+        progress.console.width = 50
+        progress.working([first, second])
+        assert len(progress.bar.tasks[0].description) <= 20
+
+
 def test_other_cells_go_on_and_no_cell_is_tried_for_ever(write, tmp_path: Path) -> None:
     cells, pool = cells_of(write, tmp_path), Pool(tmp_path)
     with open("/dev/null", "w") as nothing:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
 
 from smoothtune.console import Bar, say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import OutputError, Stopped, counted
+from smoothtune.errors import OutputError, Stopped, counted, printable
 from smoothtune.files import check_owned, owned, refuse_other_files
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
@@ -27,6 +28,8 @@ from smoothtune.study.worker import MODELS, WORK
 ATTEMPTS = 2
 SEARCH = "search.json"
 """What the folder of `smoothtune tune` holds, which has cells, too."""
+BESIDE_TITLE = 30
+"""Columns of a terminal that a bar with its count and time needs."""
 TRIED_AGAIN = ("killed", "out of memory")
 """May be the machine's fault; any other failure would be repeated."""
 
@@ -37,6 +40,14 @@ class Progress(Bar):
     def __init__(self, console: Console, unit: str, records: Records | None = None) -> None:
         super().__init__(console, unit)
         self.records = records
+
+    def working(self, cells: Iterable[Cell]) -> None:
+        """Show in a terminal which cells run now: a long run moves the bar seldom."""
+        first, *others = (cell.title for cell in cells)
+        more = f" and {len(others)} more" if others else ""
+        room = max(self.console.width - BESIDE_TITLE, 1)
+        text = shorten(f"{self.title}: {printable(first)}{more}", room, placeholder="…")
+        self.bar.update(self.row, description=text)
 
     def ended(self, ended: Ended, *, again: bool) -> None:
         """A cell has ended, and may be tried again."""
@@ -148,19 +159,20 @@ def execute(
         Stopped: a signal came; unfinished cells have written nothing.
     """
     waiting, attempts = deque(missing), dict.fromkeys((cell.id for cell in missing), 0)
-    running: set[str] = set()
+    running: dict[str, Cell] = {}
     while waiting or running:
         while waiting and len(running) < pool.size and not signals.received:
             cell = waiting.popleft()
             attempts[cell.id] += 1
             pool.start(cell)
-            running.add(cell.id)
+            running[cell.id] = cell
         if signals.received:
             pool.stop()
             raise Stopped(f"stopped by a signal with {progress.state()}; the same command goes on")
+        progress.working(running.values())
         found = pool.ended(0.5, lambda: signals.received is not None)
         for ended in found:
-            running.discard(ended.cell.id)
+            running.pop(ended.cell.id, None)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
             progress.ended(ended, again=again)
             if again:
