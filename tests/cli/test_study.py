@@ -75,7 +75,8 @@ def test_list() -> None:
     [
         ([], USAGE, "usage: smoothtune study FILE --output-dir DIR"),
         (["smoke"], USAGE, "--output-dir DIR"),
-        (["nothing.yaml", "--dry-run"], USAGE, "unknown study file or recipe"),
+        (["nothing.yaml", "--dry-run"], USAGE, "nothing.yaml: no such file"),
+        (["nothing", "--dry-run"], USAGE, "unknown study file or recipe"),
         (["lnsr-table-1", "--dry-run"], USAGE, "give --scale: paper, small, smoke"),
         (["--status", "nowhere"], USAGE, "holds no study"),
         (["few-sample", "--report", "--output-dir", "nowhere"], USAGE, "holds no study"),

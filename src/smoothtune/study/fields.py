@@ -66,6 +66,14 @@ class StudyConfig(Fields):
     """By a model of the layout, the study's model that stands in for it; the study's other models
     stand in for the rest in their order."""
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _a_list(cls, value: Any) -> Any:
+        """A number may be meant as how many, or as which one."""
+        if isinstance(value, int) or value == []:
+            raise ValueError("write which ones: seeds: [0, 1, 2]")
+        return value
+
     @field_validator("seeds")
     @classmethod
     def _once_each(cls, value: list[int]) -> list[int]:

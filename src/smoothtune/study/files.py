@@ -131,5 +131,7 @@ def study_file(name: str) -> Path:
     known = recipes()
     if name in known:
         return known[name]
-    message = unknown("study file or recipe", name, known) if known else f"{name} does not exist"
+    message = unknown("study file or recipe", name, known)
+    if path.suffix in (".yaml", ".yml") or not known:
+        message = f"{name}: no such file; `smoothtune study --list` shows the recipes"
     raise ConfigError([Problem("", "", message)])
