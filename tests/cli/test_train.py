@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 import smoothtune
 from smoothtune import METHODS
 from smoothtune.cli import _with_dashes, app
+from smoothtune.cli.output import show_method
 from smoothtune.core.regularizer import Penalty
 from smoothtune.methods.describe import describe
 
@@ -65,6 +67,14 @@ def test_one_method() -> None:
     assert "Departures:" in text
     method = json.loads(call("methods", "l2_sp", "--json").stdout)
     assert {field["name"] for field in method["fields"]} >= {"weight", "alpha", "beta"}
+
+
+def test_a_method_without_a_paper_has_no_empty_sections(capsys) -> None:
+    texts = dict.fromkeys(("title", "summary", "reference", "equation", "departures"), "")
+    show_method(SimpleNamespace(name="mine", **texts, lowers=[], fields=[]))
+    shown = capsys.readouterr().out
+    assert "Is to lower: nothing that is measured" in shown
+    assert not {"Reference:", "Equation:", "Departures:"} & set(shown.splitlines())
 
 
 def test_unknown_method() -> None:

@@ -92,7 +92,8 @@ def show_method(method: Any) -> None:
     """Print a method with its equation, fields and departures from the paper."""
     typer.echo(f"{method.name}: {method.title}\n{method.summary}")
     for title in ("reference", "equation", "departures"):
-        typer.echo(f"\n{title.capitalize()}:\n{indent(getattr(method, title), '  ')}")
+        if text := getattr(method, title):  # a method of one's own may have none
+            typer.echo(f"\n{title.capitalize()}:\n{indent(text, '  ')}")
     typer.echo(f"\nIs to lower: {', '.join(method.lowers) or 'nothing that is measured'}")
     typer.echo("\nFields:")
     for field in method.fields:
