@@ -141,8 +141,9 @@ def _measured(
             fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
     say(console, f"Looking for the worst change of {len(rows)} sentences by {CHANGE:.0%} ...")
     sentences = [row["sentence"] for row in rows]
+    shown: list[Shown] = []
     with signals.ending(STOPPED), quiet():
-        shown = [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
+        shown += [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
     return shown
 
 
