@@ -271,6 +271,26 @@ def test_a_batch_that_is_given_up_is_not_counted():
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("methods", [[LNSR()], [LNSR(weight=1.0)], [FreeLB()]], ids=str)
+def test_hooks_of_weights_act_once(methods):
+    model = bert()
+    table = model.get_input_embeddings().weight
+    objective = Objective(*methods).bind(model, optimizer := still(model))
+    for _ in range(3):
+        sizes = []
+        for hooks in (0, 1):
+            handle = table.register_hook(lambda gradient: 0.1 * gradient) if hooks else None
+            objective.calls = 0
+            torch.manual_seed(0)
+            objective(model, tiny_batch()).backward()
+            sizes.append(table.grad.norm().item())
+            optimizer.zero_grad()
+        handle.remove()
+        optimizer.step()
+        assert sizes[1] == pytest.approx(0.1 * sizes[0], rel=1e-3)
+    objective.detach()
+
+
 def gradient_of_weights(model):
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 

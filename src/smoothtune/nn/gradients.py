@@ -7,7 +7,8 @@ own backward returns the stored gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,8 +43,22 @@ def gradients_of(
         return [None] * len(weights)
     if units:
         return sharded_gradients(loss, weights, units, keep_graph=keep_graph)
-    parts = torch.autograd.grad(loss, weights, retain_graph=keep_graph, allow_unused=True)
+    with without_hooks(weights):
+        parts = torch.autograd.grad(loss, weights, retain_graph=keep_graph, allow_unused=True)
     return list(parts)
+
+
+@contextmanager
+def without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Leave out hooks of weights, which act on what is made of the parts, and would act twice."""
+    left_out = [(hooks, dict(hooks)) for w in weights if (hooks := w._backward_hooks)]
+    for hooks, _ in left_out:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in left_out:
+            hooks.update(before)
 
 
 def plus(total: Gradients, added: Iterable[Tensor | None], factor: float | Tensor = 1) -> Gradients:
@@ -193,9 +208,10 @@ class AccumulatedLoss:
             inputs: where it is differentiated beside the weights.
             keep_graph: do not free its graph, of which another loss needs a part.
         """
-        gradients = torch.autograd.grad(
-            loss, [*inputs, *self.weights], allow_unused=True, retain_graph=keep_graph
-        )
+        with without_hooks(self.weights):
+            gradients = torch.autograd.grad(
+                loss, [*inputs, *self.weights], allow_unused=True, retain_graph=keep_graph
+            )
         for i, gradient in enumerate(gradients[len(inputs) :]):
             sum_so_far = self.gradients[i]
             if gradient is not None:  # not in place: weights that are added up share one tensor
