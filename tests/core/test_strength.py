@@ -48,7 +48,8 @@ def update(objective, model, optimizer, *batches, **options):
 
 def still(model):
     """An optimizer that moves nothing."""
-    return torch.optim.SGD(model.parameters(), lr=0.0)
+    weights = model.parameters() if isinstance(model, torch.nn.Module) else model
+    return torch.optim.SGD(weights, lr=0.0)
 
 
 def gradient(model):
@@ -289,6 +290,40 @@ def test_hooks_of_weights_act_once(methods):
         optimizer.step()
         assert sizes[1] == pytest.approx(0.1 * sizes[0], rel=1e-3)
     objective.detach()
+
+
+def test_an_unlabeled_batch_that_is_given_up_is_not_counted():
+    found = []
+    for given_up in (False, True):
+        model = bert()
+        model.config.problem_type = "single_label_classification"
+        objective = Objective(VAT(ramp_start=0.0)).bind(model, optimizer := still(model))
+        if given_up:
+            objective(model, unlabeled(tiny_batch())).backward()
+            optimizer.zero_grad()
+        objective.calls = 0
+        torch.manual_seed(0)
+        objective(model, tiny_batch()).backward()
+        found.append(gradient(model))
+        objective.detach()
+    assert torch.equal(*found)
+
+
+def test_in_float16_a_weight_without_gradient_does_not_begin_an_update():
+    """As half the weights of new adapters: an update of two batches is that of one."""
+    found = []
+    for batches in ([tiny_batch()], [part(tiny_batch(), slice(i, i + 2)) for i in (0, 2)]):
+        with fixed_draws():
+            model = adapted(tiny_model("llama", dtype=torch.float32))
+            optimizer = still([w for w in model.parameters() if w.requires_grad])
+            objective = Objective(LNSR(weight=100.0, max_share=0.5)).bind(model, optimizer)
+            for batch in batches:
+                with torch.autocast("cpu", torch.float16):
+                    loss = objective(model, batch)
+                (loss / len(batches)).backward()
+            found.append(gradient(model))
+            objective.detach()
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-7)
 
 
 def gradient_of_weights(model):

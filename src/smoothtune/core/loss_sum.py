@@ -188,11 +188,16 @@ class LossSum:
         Args:
             skips: an update may be left out without a word, as gradient scalers do.
         """
-        pairs = zip(self._weights, self._sums.task, strict=True)
-        held = next((weight for weight, gradient in pairs if gradient is not None), None)
-        if held is None:
+        parts = [self._sums.task, *self._sums.terms.values()]
+        reached = [
+            weight.grad
+            for weight, *gradients in zip(self._weights, *parts, strict=True)
+            if any(gradient is not None for gradient in gradients)
+        ]
+        if not reached:
             return not self._sums.terms
-        return held.grad is None or (skips and not held.grad.any())
+        # one weight may have a gradient of 0, as half the weights of new adapters
+        return reached[0] is None or (skips and not any(g is not None and g.any() for g in reached))
 
     def _with_gradient(
         self, value: Tensor, weights: Sequence[nn.Parameter], batch: Parts, alone: Solution | None
