@@ -117,6 +117,23 @@ def test_gradients_that_no_method_edits_are_left_to_the_optimizer():
     assert objective.step == 1
 
 
+def test_what_a_closure_has_applied_is_recorded_in_its_update():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = Objective(LNSR()).bind(model, optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = objective(model, tiny_batch())
+        loss.backward()
+        return loss
+
+    for step in range(2):
+        optimizer.step(closure)
+        assert objective.strengths.applied()["lnsr"].updates == step + 1
+    objective.detach()
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 def test_gradients_of_a_closure_are_edited(by_name):
     model = tiny_model("bert")

@@ -69,7 +69,7 @@ class OptimizerHooks:
         if self._overflowed():
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None or not self.edits:
+        if closure is None:
             self._unscale()
             self.before()
             return None
