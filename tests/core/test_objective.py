@@ -260,6 +260,15 @@ def test_state_round_trip():
     assert [(state["kept"].item(), state["a/b"].item()) for state in loaded] == [(5, 6), (7, 6)]
 
 
+def test_a_problem_type_of_ones_own_is_left_alone():
+    model = tiny_model("bert")
+    model.config.problem_type = "ordinal"
+    objective = Objective(Recorder()).attach(model)
+    objective.load_state_dict(objective.state_dict())
+    objective.detach()
+    assert model.config.problem_type == "ordinal"
+
+
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1, -1])
 def test_every_seed_of_torch_comes_back(seed):
     torch.manual_seed(seed)

@@ -257,7 +257,9 @@ class BoundMethods:
         seed = self.seed - (self.seed >> 63 << 64)
         counters = {"seed": seed, "step": self.step, "calls": self.calls}
         if self._attachment is not None:
-            counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self.model))
+            declared = problem_type(self.model)  # a model of one's own may have another
+            known = declared in PROBLEM_TYPES
+            counters["problem_type"] = PROBLEM_TYPES.index(declared) if known else 0
         state = {key: torch.tensor(value) for key, value in counters.items()}
         state |= {f"strength.{key}": value for key, value in strengths.items()}
         for name, regularizer in self.regularizers.items():
