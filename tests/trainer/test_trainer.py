@@ -163,6 +163,29 @@ def test_other_ways_to_set_the_loss_are_exact_under_accumulation(tmp_path, kind)
     assert difference(moved(1), weights_after(tmp_path, "plain")) > 1e-6
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_loss_function_may_be_set_on_the_trainer_later(tmp_path, later):
+    counts = []
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        counts.append(num_items_in_batch)
+        return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / (
+            num_items_in_batch
+        )
+
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, per_device_train_batch_size=16, gradient_accumulation_steps=2),
+        train_dataset=Rows(),
+        compute_loss_func=None if later else loss,
+        regularizers=[L2SP()],
+    )
+    trainer.compute_loss_func = loss
+    trainer.train()
+    assert counts == [16, 16]
+    assert "loss_is_scaled_for_ga" not in vars(trainer)
+
+
 def test_logged_terms_are_means_since_the_last_log(tmp_path, monkeypatch):
     trainer = SmoothTrainer(
         model=tiny_model("bert", dropout=0.1),

@@ -44,6 +44,7 @@ class Binding:
         self.checkpoints = Checkpoints(trainer, objective)
         self.resume_from: Path | None = None
         self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
+        self.own_scaling: dict[str, Any] = {}  # and what is put in their place
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.epoch = 0  # the one at hand, from 0 on
@@ -68,25 +69,36 @@ class Binding:
             self.objective.detach()
             self._undo_compile()
             raise
-        self.model, self.task, self.attached = unwrap(trainer.model), TrainerLoss(trainer), True
+        self.model, self.attached = unwrap(trainer.model), True
+        self._take_loss()
         self.objective.checks.late = True
-        # the task loss is scaled here, so that the Trainer takes the mean over the batches
-        self.scaling = {name: vars(trainer)[name] for name in SCALING if name in vars(trainer)}
-        trainer.model_accepts_loss_kwargs = self.task.accepts_loss_kwargs
-        trainer.loss_is_scaled_for_ga = False
 
     def detach(self) -> None:
         """Give model and trainer back as they were."""
         if not self.attached:
             return
         self.attached = False
-        for name in SCALING:
-            del vars(self.trainer)[name]
-        vars(self.trainer).update(self.scaling)
+        self._give_loss_back()
         self.objective.checks.clear()
         self.objective.checks.late = False
         self.objective.detach()
         self._undo_compile()
+
+    def _take_loss(self) -> None:
+        """Scale the trainer's loss here, so that the Trainer takes the mean over the batches."""
+        own = vars(self.trainer)
+        self.task = TrainerLoss(self.trainer)
+        self.scaling = {name: own[name] for name in SCALING if name in own}
+        values = (self.task.accepts_loss_kwargs, False)
+        self.own_scaling = dict(zip(SCALING, values, strict=True))
+        own.update(self.own_scaling)
+
+    def _give_loss_back(self) -> None:
+        """What was set on the trainer meanwhile stays."""
+        own = vars(self.trainer)
+        for name in [name for name in SCALING if own.get(name) == self.own_scaling[name]]:
+            del own[name]
+            own |= {name: self.scaling[name]} if name in self.scaling else {}
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Act on the updates of this optimizer, in place of another one."""
@@ -147,6 +159,9 @@ class Binding:
                 "trainer.model is another model than the one that the methods were prepared on: "
                 "make a trainer of this model, and pass it to regularize()"
             )
+        if self.attached:  # the loss may have been set on the trainer since
+            self._give_loss_back()
+            self._take_loss()
         self.attach()
 
     def choose_checkpoint(self, resume_from_checkpoint: str | bool | None) -> list[str]:
