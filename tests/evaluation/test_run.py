@@ -166,7 +166,7 @@ def test_labels_with_other_names_than_the_outputs_are_told(
     options += ["--text-column", "text", "--output-dir", tmp_path / "out"]
     found = call(tiny_folder / "tuned", *options)
     assert found.exit_code == 0, found.output
-    assert "taken in order: poor is 'no', fine is 'yes'." in " ".join(found.stdout.split())
+    assert "taken in order: fine is 'no', poor is 'yes'." in " ".join(found.stdout.split())
 
 
 @pytest.mark.usefixtures("no_plots")
