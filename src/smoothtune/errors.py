@@ -179,3 +179,18 @@ def _changes(
             yield f"{field} {', '.join(before) or 'none'}, here {', '.join(value) or 'none'}"
         elif before != value:
             yield f"{field} {before!r}, here {value!r}"
+
+
+def message_of(detail: Any, choices: list[str], listing: str | None = None) -> str:
+    """Message for one of pydantic's errors; `choices` are the known field names, see `unknown`."""
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown("field", str(detail["loc"][-1]), choices, listing)
+    if detail["type"] == "unexpected_positional_argument":
+        return f"{detail['input']!r} is given without a name: give every field by its name"
+    if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return "is missing"
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.partition(", unable to parse")[0]  # a text as a number, which is shown
+    if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
+        return message
+    return f"{message}, not {detail['input']!r}"

@@ -19,11 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from smoothtune.config.draft import message_of
 from smoothtune.config.evaluation import OOD, other_data_set
 from smoothtune.config.fields import TaskType
 from smoothtune.data.summary import Report
-from smoothtune.errors import OutputError, dotted
+from smoothtune.errors import OutputError, dotted, message_of
 from smoothtune.report.curves import Curve
 
 Numbers = dict[str, float]

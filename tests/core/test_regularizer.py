@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from pydantic import ValidationError
 
 from smoothtune import Objective
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer, TaskLoss, method
 from smoothtune.core.traits import Between, Traits
+from smoothtune.errors import ConfigError
 
 
 @method("edits")
@@ -41,15 +41,15 @@ class Instead(TaskLoss):
 @pytest.mark.parametrize("cls", [Edits, Instead])
 @pytest.mark.parametrize("field", ["weight", "share", "max_share", "every", "rows", "batches"])
 def test_fields_of_a_penalty_belong_to_penalties_alone(cls, field):
-    with pytest.raises(ValidationError, match=field):
+    with pytest.raises(ConfigError, match=field):
         cls(**{field: 1})
-    with pytest.raises(ValidationError, match="ramp_start"):
+    with pytest.raises(ConfigError, match="ramp_start"):
         cls(ramp_start=1)
 
 
 def test_a_side_belongs_to_methods_with_a_loss():
     assert Instead(side="decoder").side == Term(side="decoder").side == "decoder"
-    with pytest.raises(ValidationError, match="side"):
+    with pytest.raises(ConfigError, match="side"):
         Edits(side="decoder")
 
 
@@ -74,8 +74,21 @@ def test_a_penalty_has_a_loss():
 
 @pytest.mark.parametrize("fields", [{"weight": -1}, {"every": 0}, {"batches": "none"}, {"sise": 1}])
 def test_values_out_of_range_are_refused(fields):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         Term(**fields)
+
+
+def test_a_wrong_field_is_named_with_what_to_write():
+    """As a run file would have it, in the place of pydantic's text."""
+    with pytest.raises(ConfigError) as told:
+        Term(coumt=3, share=-1)
+    assert str(told.value).split("\n") == [
+        "Term: share: must be greater than 0, not -1",
+        "Term: coumt: unknown field 'coumt'; did you mean 'count'? Known: batches, count, every, "
+        "max_share, ramp_start, ramp_steps, rows, share, side, weight",
+    ]
+    with pytest.raises(ConfigError, match="3 is given without a name"):
+        Term(3)
 
 
 def test_settings_are_all_fields():

@@ -719,7 +719,7 @@ def test_weight_and_share_take_each_others_place():
 
 def test_what_can_have_no_share_says_so():
     for cls, field in ((FreeLB, "share"), (CWGNC, "share"), (SAM, "max_share")):
-        with pytest.raises(ValueError, match=f"{field}\n  Unexpected keyword argument"):
+        with pytest.raises(ValueError, match=f"{field}: unknown field"):
             cls(**{field: 0.3})
     with pytest.raises(ValueError, match="greater than 0"):
         LNSR(share=0)
@@ -745,7 +745,7 @@ def test_a_fraction_of_a_run_needs_its_length():
 
 def test_what_adds_no_term_has_no_ramp():
     for method in (FreeLB, Mixout):
-        with pytest.raises(ValueError, match="ramp_steps\n  Unexpected keyword argument"):
+        with pytest.raises(ValueError, match="ramp_steps: unknown field"):
             method(ramp_steps=3)
 
 

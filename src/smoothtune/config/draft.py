@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from smoothtune.config.yaml_file import parse_yaml, read_yaml
-from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
+from smoothtune.errors import ConfigError, Location, Problem, dotted, message_of
 
 _OF_OTHERS = re.compile(r"\s*([\w.]+:[A-Z]\w*)\s*(?::(.*))?$")
 """``module:Class`` and fields; names of fields begin with a small letter."""
@@ -172,19 +172,6 @@ def from_options(model: type[Model], options: Mapping[str, Any]) -> Model:
     except ConfigError as error:  # what is missing has no origin
         named = [each._replace(where=each.where or _option(each.field)) for each in error.problems]
         raise ConfigError(named) from None
-
-
-def message_of(detail: Any, choices: list[str], listing: str | None = None) -> str:
-    """Message for one of pydantic's errors; `choices` are the known field names, see `unknown`."""
-    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return unknown("field", str(detail["loc"][-1]), choices, listing)
-    if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return "is missing"
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = message.partition(", unable to parse")[0]  # a text as a number, which is shown
-    if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
-        return message
-    return f"{message}, not {detail['input']!r}"
 
 
 def _located(error: ValidationError) -> list[tuple[Location, Any]]:

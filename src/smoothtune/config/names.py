@@ -10,12 +10,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from smoothtune import catalog
 from smoothtune.catalog import DEFAULT_TASK_TYPE
-from smoothtune.config.draft import Draft, message_of
-from smoothtune.errors import Location, unknown
+from smoothtune.config.draft import Draft
+from smoothtune.errors import ConfigError, Location, unknown
 
 BEST = ("load_best_model_at_end", "early_stopping_patience")
 AUTO = "auto"
@@ -84,13 +82,11 @@ def check_methods(draft: Draft) -> None:
 
     for name, fields in draft.values["methods"].items():
         try:
-            cls = find_method(name)
-            draft.values["methods"][name] = plain_data(cls(**fields).settings())
-        except ValidationError as error:
-            choices = list(cls.__pydantic_fields__)  # type: ignore[attr-defined]
-            for detail in error.errors():
-                message = message_of(detail, choices, f"the list of `smoothtune methods {name}`")
-                draft.report(("methods", name, *detail["loc"]), message)
+            draft.values["methods"][name] = plain_data(find_method(name)(**fields).settings())
+        except ConfigError as error:
+            for problem in error.problems:
+                parts = (int(p) if p.isdecimal() else p for p in problem.field.split("."))
+                draft.report(("methods", name, *parts), problem.message)
         except ValueError as error:
             draft.report(("methods", name), str(error))
     draft.stop_at_problems()

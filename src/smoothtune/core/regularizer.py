@@ -12,17 +12,16 @@ from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import torch
-from pydantic import ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.traits import Between, Traits
+from smoothtune.core.validated import STRICT, validated
 from smoothtune.nn.hooks import Point
 from smoothtune.nn.model_facts import Side
-
-STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -40,6 +39,8 @@ R = TypeVar("R", bound="Regularizer")
 def method(name: str, traits: Traits | None = None) -> Callable[[type[R]], type[R]]:
     """Make a class a method: a validated dataclass, whose fields are given by name.
 
+    Its constructor raises `ConfigError`, which names each wrong field and what to write.
+
     Args:
         name: on the command line, in run files and logs.
         traits: what it declares; None: nothing.
@@ -52,7 +53,7 @@ def method(name: str, traits: Traits | None = None) -> Callable[[type[R]], type[
         if hasattr(cls, "loss") and not issubclass(cls, LossTerm):
             raise TypeError(f"{cls.__name__} has a loss: make it a Penalty or a TaskLoss")
         cls.name, cls.declared = name, traits or Traits()
-        return dataclass(config=STRICT, kw_only=True)(cls)  # type: ignore[return-value]
+        return validated(cls)
 
     return made
 

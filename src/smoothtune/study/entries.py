@@ -17,11 +17,11 @@ from typing import Annotated, Any, get_origin
 from pydantic import Field, StringConstraints, ValidationError
 
 from smoothtune.catalog import is_of_others, known_methods, takes_list
-from smoothtune.config.draft import Draft, message_of
+from smoothtune.config.draft import Draft
 from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
-from smoothtune.errors import Location
+from smoothtune.errors import Location, message_of
 
 RUN_FIELDS = frozenset(RunConfig.model_fields) - {
     *OUTPUT_FIELDS,
