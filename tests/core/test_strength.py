@@ -309,6 +309,7 @@ def test_an_unlabeled_batch_that_is_given_up_is_not_counted():
     assert torch.equal(*found)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_in_float16_a_weight_without_gradient_does_not_begin_an_update():
     """As half the weights of new adapters: an update of two batches is that of one."""
     found = []
