@@ -28,8 +28,8 @@ STOPPED = "stopped by a signal; the demo keeps nothing and starts from the begin
 SEEDS = (1, 2, 3)
 CHANGE = 0.02
 """Size of a small change, as a part of the norm of a sentence's embeddings."""
-MEASURED_ROWS = 100
-"""Validation sentences whose worst change is sought."""
+MEASURED_ROWS, NUM_STEPS = 50, 3
+"""Validation sentences whose worst change is sought, and steps of that search."""
 SETTINGS = {
     "task": "demo",
     "text_columns": ["sentence"],
@@ -161,7 +161,7 @@ def moved_by_worst(folder: Path, sentences: list[str]) -> float:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from smoothtune.core.forward import ForwardPass
-    from smoothtune.evaluation.effect import NUM_STEPS, worst_perturbation
+    from smoothtune.evaluation.effect import worst_perturbation
     from smoothtune.nn.rng import stream
 
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
