@@ -25,7 +25,7 @@ INLINE = re.compile(r"\$`(.+?)`\$", re.S)
 TABLE_CODE = re.compile(r"(?<=\| )`[^`\n]*`(?= \|)")
 """A cell that is code: GitHub wants its bars escaped, Python-Markdown does not."""
 PICTURE = re.compile(r"!\[[^\]]*\]\((\w+\.svg)\)")
-CODE = {".py": "python", ".yaml": "yaml", ".cff": "yaml", "": "text", ".toml": "toml"}
+CODE = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".cff": "yaml", "": "text", ".toml": "toml"}
 ASSETS = {".json", ".jsonl", ".csv", ".svg", ".png", ".txt"}
 NOT_SEARCHED = ("benchmarks/", "results/", "recipes/", "src/", "CHANGELOG")
 
