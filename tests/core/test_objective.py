@@ -393,3 +393,8 @@ def test_a_state_is_loaded_to_where_the_model_is(method):
     for each in objective.regularizers.values():
         each.before_step(model)
         each.after_step(model)
+    tensors = list(objective.strengths.sums.values())
+    for each in objective.regularizers.values():  # but uegr's mask, which every update moves
+        state = each.state_dict()
+        tensors += [x for key, x in state.items() if key.startswith(("fisher/", "mask/"))]
+    assert all(x.device.type == "meta" for x in tensors)
