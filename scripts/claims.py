@@ -102,6 +102,8 @@ class Claim(BaseModel):
     task: list[str] | None = None
     elsewhere: str = ""
     """Where it is measured, if not here."""
+    reason: str = ""
+    """Why nothing was run."""
 
 
 class Found(BaseModel):
@@ -332,6 +334,7 @@ def _row(claim: Claim, found: Found | None) -> list[str]:
         printed = "+0.0"
     if found is None:
         verdict = f"see {claim.elsewhere}" if claim.elsewhere else NOT_RUN
+        verdict += f": {claim.reason}" if claim.reason else ""
         return [claim.place, claim.claim, printed, "–", "–", "–", "–", verdict]
     title = f"[`{found.study}`](../results/{found.study}.md){' †' if found.old else ''}"
     p = "–" if found.p is None else f"{found.p:.2g}"
