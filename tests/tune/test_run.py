@@ -82,6 +82,7 @@ class MadeUp:
                 Records(self.folder).end(cell, "nan", "loss/task is not finite")
             else:
                 record = finished(score)
+                record.result.metrics["nll"] = 1 - score
                 record.result.cost.train_seconds = 1.0 + ("lnsr" in cell.config.methods)
                 Records(self.folder).end(cell, "done", record)
         return [
@@ -157,6 +158,39 @@ def test_the_better_method_is_picked_and_its_run_file_works(
     with (tmp_path / "out" / "trials.csv").open() as lines:
         trials = list(csv.DictReader(lines))
     assert Counter(trial["arm"] for trial in trials) == {"plain": 4, "methods": 4}
+
+
+def test_probabilities_may_decide(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:
+    made_up(lnsr_is_better)
+    by_score = run_tune(asked(data, inputs, tmp_path / "score"), console=quiet())
+    by_nll = run_tune(asked(data, inputs, tmp_path / "nll", metric="nll"), console=quiet())
+    assert by_nll["gain"] == pytest.approx(by_score["gain"])
+    assert (by_nll["metric"], by_nll["use"]) == ("NLL", "methods")
+    for run, other in zip(by_nll["runs"], by_score["runs"], strict=True):
+        assert run["method"] == pytest.approx(1 - other["method"])
+    low, high = (f"{-by_nll['gain'][end]:.3f}" for end in ("high", "low"))
+    said = f": {-by_nll['gain']['mean']:.3f} in NLL (90 % interval {low} to {high}, 3 fresh seeds)"
+    assert said in by_nll["sentence"]
+    with (tmp_path / "nll" / "trials.csv").open() as lines:
+        found = [float(trial["nll"]) for trial in csv.DictReader(lines)]
+    assert min(found) == pytest.approx(by_nll["method"]["scores"][0], abs=0.02)
+    assert 0.19 < min(found) < 0.21
+    page = (tmp_path / "nll" / "report.md").read_text(encoding="utf-8")
+    assert "In the same runs accuracy differs by 10." in page
+
+
+def test_probabilities_decide_where_there_are_classes(
+    data: Path, inputs: Path, tmp_path: Path, made_up
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("train", "validation"):
+        texts = (data / f"{name}.csv").read_text().splitlines()[1:]
+        rows = [f"{text.split(',')[0]},{number / 7}" for number, text in enumerate(texts)]
+        (tmp_path / "data" / f"{name}.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    made_up(all_are_alike)
+    tune = asked(tmp_path / "data", inputs, tmp_path / "out", metric="brier")
+    with pytest.raises(ConfigError, match="metric: brier is of one class a row"):
+        run_tune(tune, console=quiet())
 
 
 def test_a_slow_bfloat16_is_named_with_the_price(
@@ -411,6 +445,7 @@ def test_nothing_that_is_written_names_folders_of_this_machine(
         ({"load_best_model_at_end": True}, (), "by the rows that a trial is scored on"),
         ({"merge_adapter": True}, (), "--merge-adapter: needs lora"),
         ({"budget": 1}, (), "greater than or equal to 2"),
+        ({"metric": "accuracy"}, (), "--metric: must be 'score', 'nll' or 'brier'"),
         ({"folds": 6}, (), "6 disjoint parts of 0.2"),
         ({"learning_rates": "1e-3,1e-5"}, (), "the lowest and the highest"),
         ({"learning_rates": "low,high"}, (), "learning_rates[0]: must be a valid number"),
@@ -526,7 +561,7 @@ def test_a_file_with_auto_is_valid(tmp_path: Path) -> None:
     file.write_text("task: sst2\noutput_dir: out\nmethods: {auto: {budget: 20}}\n")
     found = smoothtune("validate", "--fields-only", str(file))
     assert found.exit_code == 0
-    assert "ok (sst2, auto: reinit, mixout, lnsr, r3f" in found.output
+    assert "ok (sst2, auto: reinit, mixout, label_smoothing, lnsr" in found.output
 
 
 def test_train_with_auto(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,9 +26,9 @@ from smoothtune.config.run import RunConfig, read_draft
 
 PLAIN = "plain"
 
-DEFAULT_METHODS = ("reinit", "mixout", "lnsr", "r3f", "r_drop")
-"""Two that cost nothing and have scored better than plain, then one of each kind with two passes:
-hidden states, predictions, dropout."""
+DEFAULT_METHODS = ("reinit", "mixout", "label_smoothing", "lnsr", "vat")
+"""Two that have scored better than plain, then three that have had better probabilities; the first
+three cost nothing."""
 SEARCHED = ("methods", "learning_rate", "num_train_epochs", "max_steps")
 """Fields of a run that a search sets itself."""
 UNLABELED = ("unlabeled", "max_unlabeled_samples", "alternate")
@@ -45,11 +45,14 @@ NOT_OFFERED = {*SEARCHED, *UNLABELED, *CHECKPOINT, "cost_steps"}
 Numbers = Annotated[
     tuple[Annotated[float, Field(gt=0, strict=False)], ...], COMMAS, Field(min_length=1)
 ]
+Metric = Literal["score", "nll", "brier"]
 
 
 class TuneSettings(Fields):
     """How a search is done."""
 
+    metric: Annotated[Metric, SEARCH] = "score"
+    """What decides: the task's main metric, or its probabilities: "nll" or "brier"."""
     budget: Annotated[int, Field(ge=2), SEARCH] = 18
     """Trials: half of them are plain fine-tuning's, half those of all methods together."""
     learning_rates: Annotated[Numbers, SEARCH] = (1e-5, 5e-4)

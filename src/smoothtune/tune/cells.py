@@ -11,7 +11,7 @@ import numpy as np
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
-from smoothtune.config.tuning import Tune
+from smoothtune.config.tuning import Metric, Tune
 from smoothtune.results import CellRecord
 from smoothtune.run.signals import Signals
 from smoothtune.study.fields import ConditionKey
@@ -59,7 +59,11 @@ class Trainings:
             )
             for trial, fold in work
         ]
-        return [_outcome(end) for end in self.run(cells)]
+        return [self._outcome(end) for end in self.run(cells)]
+
+    def _outcome(self, ended: CellRecord | str) -> Outcome:
+        message = ended if isinstance(ended, str) else ended.message
+        return Outcome(score_of(ended, self.tune.settings.metric), message)
 
     def run(self, cells: Sequence[Cell]) -> list[CellRecord | str]:
         """The record of every cell, or the message of its failure."""
@@ -118,13 +122,13 @@ class Trainings:
         return folder
 
 
-def score_of(ended: CellRecord | str) -> float | None:
-    """Main metric of a cell; NaN where its loss diverged, None where it failed."""
+def score_of(ended: CellRecord | str, metric: Metric) -> float | None:
+    """A cell's metric, where more is better; NaN where its loss diverged, None where it failed.
+
+    NLL and Brier score are better when less, so it is their negative.
+    """
     if isinstance(ended, str):
         return None
-    return ended.result.score if ended.result else math.nan
-
-
-def _outcome(ended: CellRecord | str) -> Outcome:
-    message = ended if isinstance(ended, str) else ended.message
-    return Outcome(score_of(ended), message)
+    if ended.result is None:
+        return math.nan
+    return ended.result.score if metric == "score" else -ended.result.metrics[metric]

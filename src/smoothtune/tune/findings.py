@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from smoothtune.config.tuning import Tune
+from smoothtune.config.tuning import Metric, Tune
 from smoothtune.errors import counted
-from smoothtune.report.page import Sentence
+from smoothtune.report.page import Sentence, number
 from smoothtune.report.tables import POINTS
 from smoothtune.results import CellRecord, Cost, RunResult
 from smoothtune.study.report.statistics import TrainingTime, time_ratio
 from smoothtune.tune.confirm import LEVEL, Comparison, Fresh
 from smoothtune.tune.search import Trial
 from smoothtune.tune.space import PLAIN
+
+NAMES = {"nll": "NLL", "brier": "Brier score"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Found:
     """Why methods were left out."""
     rows: int
     """Training rows, all parts together."""
+    compared: Metric = "score"
+    """What decided. Scores of trials and of the comparison are better when more: of NLL and Brier
+    score they are the negative, which `shown` turns back."""
+    by_score: Comparison | None = None
+    """The same runs by their main metric."""
 
     @property
     def pick(self) -> Trial:
@@ -43,9 +50,24 @@ class Found:
 
     @property
     def metric(self) -> str:
+        """Name of what decided."""
+        return self.headline if self.compared == "score" else NAMES[self.compared]
+
+    @property
+    def headline(self) -> str:
         """Name of the main metric."""
         done = [result for ends in self.records.values() for result in _results(ends) if result]
         return done[0].headline if done else "score"
+
+    def shown(self, score: float | None) -> float | None:
+        """A score as the metric has it; None if it is not a number."""
+        return None if finite(score) is None else shown(score or 0.0, self.compared)
+
+    def difference(self, gain: float) -> str:
+        """A gain as the metric has it, with its sign."""
+        if self.compared == "score":
+            return f"{POINTS * gain:+.1f}"
+        return f"{-gain:+.3f}"
 
     @property
     def trivial_baseline(self) -> float | None:
@@ -60,6 +82,11 @@ class Found:
         ours, plain = (_results(self.records[t.arm]) for t in (self.method, self.plain))
         pairs = zip(ours, plain, strict=True)
         return time_ratio((_time(a.cost, name), _time(b.cost, name)) for a, b in pairs if a and b)
+
+
+def shown(score: float, metric: Metric) -> float:
+    """A score as the metric has it."""
+    return score if metric == "score" else -score
 
 
 def _results(ended: Sequence[CellRecord | str]) -> list[RunResult | None]:
@@ -94,18 +121,20 @@ def _standing(by: Comparison) -> str:
     if by.worse:
         return "is worse"
     if by.low is None:
-        differs = "differs by" if by.gain else "scores"
+        differs = "differs by" if by.gain else "has"
         return f"{differs} the same in every run, which says nothing of chance"
-    return "scores higher where it finishes" if by.low > 0 else "is not shown to be better"
+    return "is better where it finishes" if by.low > 0 else "is not shown to be better"
 
 
 def _gain(found: Found) -> str:
     by = found.comparison
     runs = f"{by.pairs} of " * (by.pairs < len(by.plain)) + f"{len(by.plain)} fresh seeds"
     if by.low is not None and by.high is not None:
-        ends = f"{POINTS * by.low:.1f} to {POINTS * by.high:.1f}"
-        runs = f"{100 * LEVEL:g} % interval {ends}, {runs}"
-    return f"{POINTS * (by.gain or 0.0):+.1f} points of {found.metric} ({runs})"
+        ends = (by.low, by.high) if found.compared == "score" else (by.high, by.low)
+        low, high = (found.difference(end).lstrip("+") for end in ends)
+        runs = f"{100 * LEVEL:g} % interval {low} to {high}, {runs}"
+    unit = "points of" if found.compared == "score" else "in"
+    return f"{found.difference(by.gain or 0.0)} {unit} {found.metric} ({runs})"
 
 
 def _limit(found: Found) -> str:
@@ -113,8 +142,9 @@ def _limit(found: Found) -> str:
     by = found.comparison
     if by.low is None or by.high is None or by.low > 0 or by.worse:
         return ""
-    half = POINTS * (by.high - by.low) / 2
-    return f" On {found.rows} rows these runs show only gains above {half:.1f} points."
+    half = (by.high - by.low) / 2
+    gain = f"{POINTS * half:.1f} points" if found.compared == "score" else f"{half:.3f}"
+    return f" On {found.rows} rows these runs show only gains above {gain}."
 
 
 def at_chance(found: Found) -> str:
@@ -122,7 +152,7 @@ def at_chance(found: Found) -> str:
     base = found.trivial_baseline
     if base is None:
         return ""
-    mean = fmean(s for score in found.comparison.plain if (s := finite(score)) is not None)
+    mean = fmean(result.score for result in _results(found.records[PLAIN]) if result)
     if mean > base:
         return ""
     return (
@@ -138,12 +168,17 @@ def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
     if found.method is not None and ratio is not None:
         text = f"Training takes {ratio:.1f} times as long as tuned plain fine-tuning's."
         yield Sentence("cost", text)
-    seen = [f"plain {found.plain.score:.4f}"]
-    seen += [f"{found.method.setting.method} {found.method.score:.4f}"] if found.method else []
+    by = found.by_score
+    if found.compared != "score" and by is not None and by.low is not None and by.high is not None:
+        mean, low, high = (f"{POINTS * end:.1f}" for end in (by.gain or 0.0, by.low, by.high))
+        text = f"In the same runs {found.headline} differs by {mean} points ({low} to {high})."
+        yield Sentence("note" if by.high > 0 else "fragile", text)
+    best = [trial for trial in (found.plain, found.method) if trial]
+    seen = [f"{trial.setting.method} {number(found.shown(trial.score))}" for trial in best]
     yield Sentence(
         "note",
-        f"In the search the best scores were {', '.join(seen)}. The best of many scores is too "
-        "high, which is why fresh runs decide.",
+        f"In the search the best were {', '.join(seen)} ({found.metric}). The best of many looks "
+        "better than it is, which is why fresh runs decide.",
     )
     if text := at_chance(found):
         yield Sentence("fragile", text)

@@ -26,7 +26,6 @@ from smoothtune.report.page import (
     write_page,
 )
 from smoothtune.report.plots import drawn, log_ticks, styles
-from smoothtune.report.tables import POINTS
 from smoothtune.study.files import portable
 from smoothtune.tune.findings import Found, at_chance, findings, finite, sentence
 from smoothtune.tune.search import Trial
@@ -34,7 +33,7 @@ from smoothtune.tune.search import Trial
 RESULT, BEST = "tune.json", "best.yaml"
 SHOWN = 10
 """Trials of an arm in the table of the page; all are in trials.csv."""
-COLUMNS = ["arm", "trial", "method", "fields", "learning_rate", "epochs", "folds", "score", "state"]
+COLUMNS = ("arm", "trial", "method", "fields", "learning_rate", "epochs", "folds")
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 BEST_FILE = (
     "best.yaml holds the setting to use: smoothtune train best.yaml trains it on all training "
@@ -60,8 +59,9 @@ def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> di
         The content of ``tune.json``.
     """
     content = _content(tune, found)
-    rows = [_row(trial) for trial in found.trials]
-    write_atomic(folder / "trials.csv", csv_text(COLUMNS, rows))
+    rows = [_row(found, trial) for trial in found.trials]
+    columns = [*COLUMNS, found.compared, "state"]
+    write_atomic(folder / "trials.csv", csv_text(columns, rows))
     write_atomic(folder / BEST, run_file(tune, found))
     title = f"{content['task']}, {content['model']}: which method to use"
     sections = _sections(tune, found, content["versions"], _plots(found, folder, console))
@@ -98,13 +98,13 @@ def _content(tune: Tune, found: Found) -> dict[str, Any]:
         "model": portable(tune.run.model),
         "metric": found.metric,
         "use": found.pick.arm,
-        "pick": _plain_data(found.pick),
-        "plain": _plain_data(found.plain),
-        "method": found.method and _plain_data(found.method),
+        "pick": _plain_data(found, found.pick),
+        "plain": _plain_data(found, found.plain),
+        "method": found.method and _plain_data(found, found.method),
         "trivial_baseline": found.trivial_baseline,
         "gain": {"mean": by.gain, "low": by.low, "high": by.high},
         "runs": [
-            {**fresh._asdict(), "plain": finite(plain), "method": finite(method)}
+            {**fresh._asdict(), "plain": found.shown(plain), "method": found.shown(method)}
             for fresh, plain, method in zip(found.fresh, by.plain, by.method, strict=True)
         ],
         "cost": {"step_ratio": found.cost("step"), "training_ratio": found.cost("train")},
@@ -112,27 +112,27 @@ def _content(tune: Tune, found: Found) -> dict[str, Any]:
         "settings": tune.settings.model_dump(mode="json"),
         "methods": tune.methods,
         "left_out": found.misfits,
-        "trials": [_plain_data(trial) for trial in found.trials],
+        "trials": [_plain_data(found, trial) for trial in found.trials],
         "versions": versions() | {"optuna": version("optuna")},
     }
 
 
-def _plain_data(trial: Trial) -> dict[str, Any]:
+def _plain_data(found: Found, trial: Trial) -> dict[str, Any]:
     return {
         "arm": trial.arm,
         "number": trial.number,
         "state": trial.state,
         "message": trial.message,
-        "scores": trial.scores,
-        "score": finite(trial.score),
+        "scores": [found.shown(score) for score in trial.scores],
+        "score": found.shown(trial.score),
         "changes": trial.setting.changes(),
     }
 
 
-def _row(trial: Trial) -> list[Any]:
+def _row(found: Found, trial: Trial) -> list[Any]:
     setting = trial.setting
     fields = " ".join(f"{name}={value}" for name, value in setting.fields.items())
-    score = finite(trial.score)
+    score = found.shown(trial.score)
     return [
         trial.arm,
         trial.number + 1,
@@ -158,9 +158,9 @@ def _sections(
         yield Section(f"Trials: {arm}", [_trials_table(found, arm)])
     yield Section("All trials", [TRIALS, *([Figures(plots)] if plots else [])])
     asked = (
-        f"Budget {settings.budget}, held_out {settings.held_out} (one of {settings.num_parts} "
-        f"parts), folds {settings.folds}, confirm_runs {settings.confirm_runs}, round_size "
-        f"{settings.round_size}."
+        f"Metric {settings.metric}, budget {settings.budget}, held_out {settings.held_out} (one of "
+        f"{settings.num_parts} parts), folds {settings.folds}, confirm_runs "
+        f"{settings.confirm_runs}, round_size {settings.round_size}."
     )
     rows = [[name, version] for name, version in versions.items()]
     yield Section("How it was made", [asked, Table(["", "version"], rows, wraps=True)])
@@ -171,10 +171,11 @@ def _runs_table(found: Found) -> Table:
     rows = []
     for fresh, plain, method in zip(found.fresh, by.plain, by.method, strict=True):
         both = (finite(plain), finite(method))
-        gap = None if None in both else POINTS * (both[1] - both[0])  # type: ignore[operator]
-        rows.append([str(fresh.seed), number(both[0]), number(both[1]), number(gap, "+.1f")])
+        gap = "–" if None in both else found.difference(both[1] - both[0])  # type: ignore[operator]
+        rows.append([str(fresh.seed), *(number(found.shown(score)) for score in both), gap])
     name = found.method.setting.method if found.method else "method"
-    return Table(["seed", "plain", name, "difference in points"], rows)
+    unit = " in points" if found.compared == "score" else ""
+    return Table(["seed", "plain", name, f"difference{unit}"], rows)
 
 
 def _trials_table(found: Found, arm: str) -> Table:
@@ -182,10 +183,16 @@ def _trials_table(found: Found, arm: str) -> Table:
     own = [trial for trial in found.trials if trial.arm == arm and trial.scores]
     own.sort(key=lambda trial: (len(trial.scores), trial.score), reverse=True)
     rows = [
-        [str(t.number + 1), t.setting.describe(), str(len(t.scores)), number(t.score), t.state]
-        for t in own[:SHOWN]
+        [
+            str(trial.number + 1),
+            trial.setting.describe(),
+            str(len(trial.scores)),
+            number(found.shown(trial.score)),
+            trial.state,
+        ]
+        for trial in own[:SHOWN]
     ]
-    return Table(["trial", "setting", "folds", "score", ""], rows, wraps=True)
+    return Table(["trial", "setting", "folds", found.metric, ""], rows, wraps=True)
 
 
 def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
@@ -205,7 +212,7 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
                 ]
                 axes.plot(
                     [trial.setting.learning_rate for trial in own],
-                    [trial.score for trial in own],
+                    [found.shown(trial.score) for trial in own],
                     linestyle="",
                     marker=look.marker,
                     color=look.color,
@@ -215,7 +222,8 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
         axes.set_xscale("log")
         log_ticks(axes.xaxis, wide=False)
         axes.set_xlabel("learning rate")
-        axes.set_ylabel(metric_label(found.metric))
+        scored = found.compared == "score"
+        axes.set_ylabel(metric_label(found.metric) if scored else found.metric)
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 
     try:
@@ -224,6 +232,6 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
         say(console, f"no plot: {error}")
         return []
     caption = "Filled: mean over all folds; hollow: over fewer folds."
-    plot = Plot("trials", "Score of every trial on held-out training rows", caption, files)
+    plot = Plot("trials", "Every trial on held-out training rows", caption, files)
     plot.write(folder)
     return [plot]

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.config.names import TUNE
-from smoothtune.config.tuning import Tune
+from smoothtune.config.tuning import Metric, Tune
 from smoothtune.console import say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, OutputError, Problem
@@ -25,8 +25,8 @@ from smoothtune.study.records import CELLS
 from smoothtune.study.run import SEARCH, Progress, claimed
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Trainings, score_of
-from smoothtune.tune.confirm import compare, fresh_runs, search_run
-from smoothtune.tune.findings import Found
+from smoothtune.tune.confirm import Comparison, compare, fresh_runs, search_run
+from smoothtune.tune.findings import Found, shown
 from smoothtune.tune.price import expected_trainings, measure, tell
 from smoothtune.tune.report import best_run, write_report
 from smoothtune.tune.search import Arm, Trial, arms, optuna, search
@@ -126,6 +126,9 @@ def _weight_bytes(tune: Tune) -> int:
 def _checked_rows(tune: Tune) -> TrainingRows:
     """The training rows, every part of which that will be held out has enough of them."""
     training, settings, seed = training_rows(tune.run), tune.settings, tune.run.seed
+    if settings.metric != "score" and not training.has_classes:
+        why = f"{settings.metric} is of one class a row, which these rows do not have; leave it out"
+        raise ConfigError([Problem("", "metric", why)])
     folds = [search_run(fold, seed) for fold in range(settings.folds)]
     fresh = fresh_runs(settings.confirm_runs, settings.num_parts, seed)
     chosen = [(each.cut, each.part) for each in (*folds, *fresh)]
@@ -156,12 +159,11 @@ def _priced(
 
 def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: Console) -> Found:
     """Search, and confirm what was found."""
-    searches = arms(tune)
+    searches, settings = arms(tune), tune.settings
 
     def ended(trial: Trial) -> None:
-        say(console, f"{_title(trial, searches)}: {_told(trial)}")
+        say(console, f"{_title(trial, searches)}: {_told(trial, settings.metric)}")
 
-    settings = tune.settings
     search(
         searches,
         folds=settings.folds,
@@ -183,15 +185,19 @@ def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: C
         for trial in (plain, method)
         if trial is not None
     }
-    scores = {arm: [score_of(record) for record in ends] for arm, ends in records.items()}
-    nothing: list[float | None] = [None] * len(fresh)
-    comparison = compare(
-        scores[plain.arm], scores[method.arm] if method else nothing, settings.num_parts
-    )
+
+    def compared(metric: Metric) -> Comparison:
+        by_arm = {arm: [score_of(end, metric) for end in ends] for arm, ends in records.items()}
+        nothing: list[float | None] = [None] * len(fresh)
+        of_method = by_arm[method.arm] if method else nothing
+        return compare(by_arm[plain.arm], of_method, settings.num_parts)
+
     trials = [trial for arm in searches for trial in arm.trials]
+    rows = len(trainings.training.texts)
     return Found(
-        trials, plain, method, fresh, comparison, records, misfits, len(trainings.training.texts)
-    )
+        trials, plain, method, fresh, compared(settings.metric), records, misfits, rows,
+        settings.metric, compared("score"),
+    )  # fmt: skip
 
 
 def _title(trial: Trial, searches: Sequence[Arm]) -> str:
@@ -199,12 +205,12 @@ def _title(trial: Trial, searches: Sequence[Arm]) -> str:
     return f"{trial.arm} {trial.number + 1} of {arm.budget}: {trial.setting.describe()}"
 
 
-def _told(trial: Trial) -> str:
+def _told(trial: Trial, metric: Metric) -> str:
     """How a trial ended, in a line."""
     if trial.state in ("failed", "diverged"):
         return f"{trial.state}: {trial.message}"
     folds = len(trial.scores)
-    return f"{trial.score:.4f} ({folds} fold{'s' * (folds != 1)})"
+    return f"{shown(trial.score, metric):.4f} ({folds} fold{'s' * (folds != 1)})"
 
 
 def _nothing_worked(plain: Arm) -> str:

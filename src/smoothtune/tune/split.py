@@ -45,6 +45,11 @@ class TrainingRows:
     label_sets: np.ndarray | None = None
     """(N, L) which labels, or tags, each row has, where it may have several."""
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether each row has one class."""
+        return self.labels is not None and self.labels.dtype.kind == "i"
+
 
 def training_rows(config: RunConfig) -> TrainingRows:
     """The rows that `smoothtune train` would train on, its evaluation rows left out.
