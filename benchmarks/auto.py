@@ -1,4 +1,4 @@
-r"""`--method auto` against tuned plain fine-tuning, on three data sets that no study has trained on.
+r"""`--method auto` against tuned plain fine-tuning, on three sets that no study has trained on.
 
     python benchmarks/auto.py --data DIR --folder OUT
 
@@ -110,16 +110,10 @@ def main():
     if arguments.only:
         return
     plain, auto = (np.array([[of[i] for of in found[name]] for name in SETS]) for i in (1, 2))
-    page = [
-        "# `auto` against tuned plain",
-        "",
-        "`python benchmarks/auto.py --data DIR --folder OUT`",
-    ]
-    page += ["", *__doc__.split("\n\n")[-1].strip().replace("    ", "").splitlines(), ""]
-    page += [
-        "p is before the correction. Under `auto` is what it picked, in the order of seeds.",
-        "",
-    ]
+    page = ["# `auto` against tuned plain", ""]
+    page += ["`python benchmarks/auto.py --data DIR --folder OUT`", ""]
+    page += [__doc__.split("\n\n")[-1].strip(), ""]
+    page += ["p is before the correction. Under `auto`: what it picked, by seed.", ""]
     titles = ["data", "`auto`", "plain: accuracy, NLL, Brier score", "accuracy, points"]
     page += [f"| {' | '.join([*titles, 'NLL', 'Brier score'])} |", "|---" * 6 + "|"]
     for number, name in enumerate(SETS):
