@@ -121,8 +121,8 @@ def _standing(by: Comparison) -> str:
     if by.worse:
         return "is worse"
     if by.low is None:
-        differs = "differs by" if by.gain else "has"
-        return f"{differs} the same in every run, which says nothing of chance"
+        same = "differs by the same" if by.gain else "is as plain"
+        return f"{same} in every run, which says nothing of chance"
     return "is better where it finishes" if by.low > 0 else "is not shown to be better"
 
 
