@@ -134,6 +134,10 @@ evaluate: [calibratoin]
         ("methods: [{name: lnsr, label: 3}]\n", "label: must be a valid string, not 3"),
         ("methods: [{name: lnsr, label: plain}]\n", "the label plain belongs to"),
         (
+            "methods: [{name: lnsr, label: plain_more_epochs}]\n",
+            "the label plain_more_epochs belongs to plain fine-tuning",
+        ),
+        (
             "methods: [{name: lnsr, epochs_factor: -1}]\n",
             "epochs_factor: must be greater than 0, not -1",
         ),

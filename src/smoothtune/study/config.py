@@ -155,8 +155,10 @@ def _entries(
         entries.insert(0, read_entry(PLAIN, ("methods",), search, draft))
     labels = [entry.label for entry in entries]
     plain = entries[labels.index(PLAIN)]
-    if any(list(setting.methods) != [PLAIN] for setting in plain.settings):
-        draft.report(plain.location, "the label plain belongs to plain fine-tuning")
+    for entry in entries:
+        others = any(list(setting.methods) != [PLAIN] for setting in entry.settings)
+        if entry.label in (PLAIN, LONGER) and others:
+            draft.report(entry.location, f"the label {entry.label} belongs to plain fine-tuning")
     if config.more_epochs is not None and LONGER not in labels:
         settings = [
             Setting(s.methods, s.changes, s.epochs_factor * config.more_epochs)
