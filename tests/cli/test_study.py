@@ -93,8 +93,9 @@ def test_missing_data_is_an_error_of_data(write, tmp_path: Path) -> None:
     assert found.exit_code == DATA
     assert "no such file or folder" in found.output
     dry = study(write(SMALL), "--data", tmp_path / "no", "--dry-run")
-    assert dry.exit_code == 0
-    assert "what is done cannot be told" in dry.output
+    assert dry.exit_code == DATA
+    assert "methods: plain" in dry.output  # the plan, which needs no data, is shown
+    assert "no such file or folder" in dry.output
 
 
 @pytest.mark.parametrize(

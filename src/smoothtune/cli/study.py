@@ -153,9 +153,11 @@ def _run(
         from smoothtune.reproduce.departures import departures
         from smoothtune.study.forecast import show_forecast
 
-        show_forecast(plan, folder, chosen.jobs, console)
-        for line in departures(plan) if draw else ():
-            console.print(f"  departs: {line}", markup=False, highlight=False)
+        try:
+            show_forecast(plan, folder, chosen.jobs, console)
+        finally:  # they are of the file alone
+            for line in departures(plan) if draw else ():
+                console.print(f"  departs: {line}", markup=False, highlight=False)
         return
     assert folder is not None
     from smoothtune.study.pool import start_server

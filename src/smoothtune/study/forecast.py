@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from smoothtune.console import say, tracked
-from smoothtune.errors import DataError, ModelError, counted
+from smoothtune.errors import counted
 from smoothtune.run.inputs import read_inputs
 from smoothtune.run.inspect import check_fit, empty_model, with_adapters
 from smoothtune.study.config import Study
@@ -27,6 +27,10 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
 
     The time is judged by cells that are done, in the same folder: of the same method on the same
     condition where there are any, else of the same condition. Without any it is not known.
+
+    Raises:
+        DataError: the data of a task are not there.
+        ModelError: nor is a model.
     """
     chosen = sum(len(entry.settings) > 1 for entry in study.entries)
     several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
@@ -41,14 +45,9 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
         console,
         f"  {counted(count, 'run')}" + f", and {choosing} to choose settings" * (chosen > 0),
     )
-    plan = Plan(study, None)
-    try:
-        records = Records(folder or Path())
-        cells = [*plan.selection_cells(), *plan.final(plan.choices(records))]
-        at_once = jobs or default_jobs(plan.weight_bytes())
-    except (DataError, ModelError) as error:
-        say(console, f"  what is done cannot be told: {error}")
-        return
+    plan, records = Plan(study, None), Records(folder or Path())
+    cells = [*plan.selection_cells(), *plan.final(plan.choices(records))]
+    at_once = jobs or default_jobs(plan.weight_bytes())
     done = dict[str, Row]()
     with tracked(cells if folder else [], "reading records", console) as shown:
         for cell in shown:
