@@ -22,10 +22,13 @@ def test_p_values_are_scipys(table: np.ndarray) -> None:
 def test_without_anything_to_judge_by_there_is_no_p() -> None:
     assert p_value([0.0, 0.0, 0.0]) is None
     assert p_value([0.1]) is None
+
+
+def test_a_difference_that_is_the_same_in_all_seeds_has_the_p_of_the_sign_test() -> None:
     right = np.array([150, 171, 160, 181, 155])  # of 277 rows: one more in every seed
     gaps = (right + 1) / 277 - right / 277
     assert np.ptp(gaps) > 0  # but for rounding
-    assert p_value(gaps) is None
+    assert p_value(gaps) == stats.binomtest(5, 5).pvalue
 
 
 @pytest.mark.parametrize("seed", range(5))

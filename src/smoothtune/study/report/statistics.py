@@ -54,10 +54,15 @@ def time_ratio(pairs: Iterable[tuple[TrainingTime, TrainingTime]]) -> float | No
 
 
 def p_value(gaps: ArrayLike) -> float | None:
-    """p-value of the t-test of paired differences (N,); None without a variance to judge by."""
+    """p-value of the t-test of paired differences (N,), of the sign test where all are the same.
+
+    None for one difference, or where all are 0.
+    """
     x = np.asarray(gaps, np.float64)
-    if len(x) < 2 or not Summary.of(x).sd:  # differences that are the same but for rounding
+    if len(x) < 2 or not x.any():
         return None
+    if Summary.of(x).sd == 0:  # the same but for rounding: t would be infinite
+        return float(2.0 ** (1 - len(x)))
     with warnings.catch_warnings():  # nearly equal scores: imprecise, and far from significance
         warnings.simplefilter("ignore", RuntimeWarning)
         value = float(stats.ttest_1samp(x, 0).pvalue)
