@@ -56,8 +56,7 @@ class Pairs:
         """(N,) method minus plain, the mean over conditions."""
         gaps = self.values - self.plain
         if self.relative:
-            scale = np.abs(self.plain.mean(1, keepdims=True))
-            gaps = gaps / np.where(scale > 0, scale, 1)
+            gaps = gaps / np.abs(self.plain.mean(1, keepdims=True))
         return np.asarray(gaps.mean(0))
 
     def on(self, seeds: Sequence[int]) -> Pairs:

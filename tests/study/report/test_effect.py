@@ -132,6 +132,21 @@ def test_smaller_logits_are_told_from_smoother_ones() -> None:
     assert {cells[0] for cells in quantity_table(beside).rows} == {name}
 
 
+def test_there_is_no_percentage_of_nothing() -> None:
+    name, gaps = "changed by the worst perturbation", np.array([0.1, 0.12, 0.08, 0.1, 0.11])
+    runs = [
+        run("one", method, seed, {"worst divergence": 1.0, name: share}, *claims)
+        for method, claims in (("plain", ()), ("smart", ["worst divergence"]))
+        for seed in SEEDS
+        for share in [float(gaps[seed]) if claims else 0.0]
+    ]
+    (found,) = (item for item in compare_quantities(runs) if item.measure == name)
+    (row,) = effect_table([found]).rows
+    assert row[6].startswith("+0.102 [")
+    assert not row[6].endswith("%")
+    assert any(f"smart ({name} +0.102)" in said.text for said in effect_findings([found]))
+
+
 def test_robustness_is_compared_for_every_method() -> None:
     bears = {"plain": np.ones(5), "lnsr": 3 + 0.1 * DRAW.random(5), "noise": np.ones(5)}
     bears["noise"] += [0.1, -0.1, 0.1, -0.1, 0.1]

@@ -285,7 +285,11 @@ def effect_findings(compared: Sequence[Comparison]) -> list[Sentence]:
     widest = max(len(item.conditions) for item in compared)
     for title, holds in families.items():
         shown = [c for c in compared if holds(c.measure) and len(c.conditions) == widest]
-        named = [(f"{c.method} ({c.measure} {100 * gap(c):+.0f} %)", c) for c in shown]
+        changes = [f"{100 * gap(c):+.0f} %" if c.relative else f"{gap(c):+.3g}" for c in shown]
+        named = [
+            (f"{c.method} ({c.measure} {change})", c)
+            for c, change in zip(shown, changes, strict=True)
+        ]
         if shown:
             null = f"{title}: no method is shown to differ from plain."
             found = _against_plain(f"{title}, after Holm's correction", named)

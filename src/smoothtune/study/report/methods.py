@@ -248,10 +248,10 @@ def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
 def compare_quantities(runs: Sequence[Run]) -> list[Comparison]:
     """Methods against plain in the quantities that they are about, and in robustness.
 
-    Differences are relative to plain's mean, as units and sizes differ, under every condition and,
-    where there are several, over all of them. p-values are corrected after Holm under a condition
-    for each of three families: quantities that methods are about; what stands beside these and does
-    not depend on the size of the logits; robustness.
+    Differences are relative to plain's mean, as units and sizes differ, unless it is 0, under every
+    condition and, where there are several, over all of them. p-values are corrected after Holm
+    under a condition for each of three families: quantities that methods are about; what stands
+    beside these and does not depend on the size of the logits; robustness.
     """
     measured = [run for run in runs if run.measures.keys() - set(MEASURES)]
     pairs, conditions = paired(values_of(measured)), list(by_condition(measured))
@@ -264,5 +264,7 @@ def compare_quantities(runs: Sequence[Run]) -> list[Comparison]:
     for asked in (claims, list(dict.fromkeys(beside)), robust):
         for group in groups:
             family = (over_conditions(pairs, group, name, method) for method, name in asked)
-            compared += compare([replace(each, relative=True) for each in family if each])
+            compared += compare(
+                [replace(each, relative=bool(each.plain.mean(1).all())) for each in family if each]
+            )
     return compared

@@ -46,9 +46,10 @@ BESIDE = (
 EFFECT = (
     "Each method's own quantities on held-out rows, less of which is what its paper claims; of "
     "noise, random tokens and the score under attack more is better. Runs of one seed are paired. "
-    "Change: relative to plain's mean, over several conditions the mean of their changes; in "
-    "brackets: 95 % interval by Student's t. p: paired t-test, and after Holm over the rows of a "
-    "condition, for quantities, numbers relative to the logits, and robustness apart."
+    "Change: relative to plain's mean, or the difference itself where that is 0; over several "
+    "conditions the mean of their changes; in brackets: 95 % interval by Student's t. p: paired "
+    "t-test, and after Holm over the rows of a condition, for quantities, numbers relative to the "
+    "logits, and robustness apart."
 )
 
 

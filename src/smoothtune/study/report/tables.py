@@ -168,7 +168,8 @@ def effect_table(compared: Sequence[Comparison]) -> Table:
         both = (item.plain, item.with_method) if len(item.conditions) == 1 else (None, None)
         cells = [item.condition, item.method, item.measure, str(len(item.seeds))]
         cells += [number(mean, ".4g") for mean in both]
-        cells.append(effect_text(item.difference, 100, "+.1f") + " %")
+        change, unit = (100, " %") if item.relative else (1, "")
+        cells.append(effect_text(item.difference, change, "+.1f" if unit else "+.3g") + unit)
         rows.append([*cells, p_text(item.p), p_text(item.p_holm), verdict(item)])
     return Table(head, rows)
 
