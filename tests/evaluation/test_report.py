@@ -202,6 +202,19 @@ def test_a_few_rows_are_no_reason_to_prefer_a_model(evaluated: Path, tmp_path: P
         assert ("noise of the evaluated examples: accuracy +1.000. Evaluate" in text) == (total < 6)
 
 
+@pytest.mark.parametrize(("more", "shown"), [(5, False), (6, True)])
+def test_a_few_rows_of_many_are_no_reason_either(
+    more: int, shown: bool, evaluated: Path, tmp_path: Path
+) -> None:
+    """Hardly a resample of 1,000 has none of five, but the sign test has p = 0.06."""
+    copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
+    for copy, right in zip(copies, (500, 500 + more), strict=True):
+        predicted(copy, right, 1000)
+    found = paired_differences(*load_runs(copies))
+    assert found["accuracy"].value == pytest.approx(more / 1000)
+    assert found["accuracy"].excludes_zero == shown
+
+
 def test_other_examples_are_not_compared(evaluated: Path, tmp_path: Path) -> None:
     copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
     predicted(copies[0], 100)
