@@ -102,3 +102,8 @@ def test_pages_show_bold_cells() -> None:
     table = Table(["m", "x", "y"], [["<a>", "1", "2"]], frozenset({(0, 2)}))
     markdown = page_text("md", "title", [Section("scores", [table])])
     assert "| 1 | **2** |" in markdown
+
+
+def test_a_column_alone_is_no_head_of_its_rows() -> None:
+    page = page_text("html", "title", [Section("departures", [Table(["departures"], [["one"]])])])
+    assert "<td>one</td>" in page

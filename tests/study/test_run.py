@@ -147,7 +147,7 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     content = report_so_far(study, folder, output.console)  # what it will be is open again
     assert (folder / "study.json").read_text() == "{}"
     report = (folder / "report.md").read_text()
-    assert "**Run the study on: the settings to report are still being chosen.**" in report
+    assert "**Go on with the study: the settings to report are still being chosen.**" in report
     assert "| plain | 2 | not yet |" in report
     condition = ConditionKey("quality", "model", None)
     failed = Choice(condition, "plain", 2, None, None, complete=True, scores={})

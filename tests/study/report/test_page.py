@@ -254,6 +254,11 @@ def test_in_short_is_short_and_begins_with_what_to_do() -> None:
     assert main.rows[4][2] == shown
 
 
+def test_there_is_no_table_over_tasks_that_no_method_has_all_of() -> None:
+    begun = [r for r in rows({"m": 0.02}) if (r["method"], r["task"]) != ("m", "two")]
+    assert over_tasks(made_runs(begun)) == {}
+
+
 def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     found = rows({"everywhere": 0.02, "once": 0.02})
     found = [r for r in found if (r["method"], r["task"]) != ("once", "two")]
@@ -324,7 +329,7 @@ def test_few_seeds_are_no_ground_for_a_claim(seeds: int, tasks: tuple[str, ...])
     said = texts(found)
     assert f"{seeds} seeds are few: nothing here is established." in said
     assert "than plain" not in said
-    assert "Score, task by task: the method is not shown to differ from plain" in said
+    assert "Score, task by task: m is not shown to differ from plain" in said
     assert score_table(found.methods[:2]).rows[1][9] == "too few seeds"
 
 

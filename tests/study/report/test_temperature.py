@@ -36,7 +36,8 @@ def sentence(nll: Mapping[str, list[tuple[float, float]]]) -> str | None:
 def test_methods_below_plain_with_a_temperature_are_named() -> None:
     plain = [(0.9, 0.6), (0.7, 0.4)]
     assert sentence({"plain": plain, "a": [(0.6, 0.5), (0.3, 0.3)], "b": [(0.8, 0.5)] * 2}) == (
-        "A temperature takes plain's NLL from 0.800 to 0.500. Below that without one: a (0.450)."
+        "A temperature takes plain's NLL from 0.800 to 0.500 on rows on which it was not fitted. "
+        "Below that without one: a (0.450)."
     )
 
 

@@ -31,7 +31,8 @@ def decision(content: StudyContent) -> Sentence:
     compared = overall(content)
     if not plain or not compared:
         missing = "plain fine-tuning" if not plain else "a method beside plain"
-        return Sentence("fragile", f"Run the study on: {missing} has no finished run everywhere.")
+        text = f"Go on with the study: {missing} has no finished run everywhere."
+        return Sentence("fragile", text)
     if all(item.is_at_chance for item in plain):
         return Sentence(
             "fragile",

@@ -33,7 +33,7 @@ def findings(content: StudyContent) -> list[Sentence]:
         text = (
             "Change the study: none of its settings could be trained, for the reasons below."
             if chosen
-            else "Run the study on: the settings to report are still being chosen."
+            else "Go on with the study: the settings to report are still being chosen."
         )
         return [Sentence("fragile", text), *_budget(content)]
     return [
@@ -89,8 +89,8 @@ def _scores(content: StudyContent) -> Iterator[Sentence]:
     ]
     sentence = _against_plain(f"Score, task by task after Holm's correction ({TEST})", named)
     if sentence is None:
-        one = len({item.method for _, item in compared}) == 1
-        who = "the method is not" if one else "none of the methods is"
+        names = list(dict.fromkeys(item.method for _, item in compared))
+        who = f"{names[0]} is not" if len(names) == 1 else "none of the methods is"
         text = f"Score, task by task: {who} shown to differ from plain ({TEST}, after Holm)."
         sentence = Sentence("note", text + _could_see(content))
     if weak := _at_chance(content):
@@ -182,8 +182,8 @@ def _temperature(content: StudyContent) -> Iterator[Sentence]:
     who = _few(below) or f"no method; the lowest is {best}, {others[best]:.3f}"
     yield Sentence(
         "note",
-        f"A temperature takes plain's NLL from {before[PLAIN]:.3f} to {after[PLAIN]:.3f}. Below "
-        f"that without one: {who}.",
+        f"A temperature takes plain's NLL from {before[PLAIN]:.3f} to {after[PLAIN]:.3f} on rows "
+        f"on which it was not fitted. Below that without one: {who}.",
     )
 
 

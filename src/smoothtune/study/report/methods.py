@@ -231,7 +231,7 @@ def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
     Returns:
         By measure of `TESTED`, a t-test of the seeds' mean differences for every method; conditions
         in which a measure beside the score is missing do not count. Empty for fewer than two
-        conditions.
+        conditions, and where no method has every one.
     """
     values = list(values_of(runs))
     pairs, names = paired(values), method_names(runs)
@@ -241,7 +241,8 @@ def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
         conditions = [c for c in by_condition(runs) if c in measured or measure == "score"]
         if len(conditions) > 1:
             family = (over_conditions(pairs, conditions, measure, name) for name in names)
-            compared[measure] = compare([each for each in family if each])
+            if common := [each for each in family if each]:
+                compared[measure] = compare(common)
     return compared
 
 
