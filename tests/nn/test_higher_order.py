@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
 from smoothtune import JacHess, Objective
 from smoothtune.nn.hf_versions import can_change_attention
 from smoothtune.nn.higher_order import CompositeLayerNorm, HigherDerivatives, warn_once
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import all_in_float64, tiny_batch, tiny_model
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -22,6 +24,26 @@ def test_composite_equals_stock(affine):
     composite.__class__ = CompositeLayerNorm
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     torch.testing.assert_close(composite(x), stock(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, OlmoLayerNorm, NemotronLayerNorm1P])
+def test_third_derivatives_equal_finite_differences(kind):
+    """Layer norms of a model's own call the function whose third derivative is wrong, too."""
+    model = nn.Sequential(kind(4)).double()
+    x, v, w = torch.randn(3, 2, 4, dtype=torch.float64)
+    x.requires_grad_()
+
+    def curvature(x):
+        (row,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
+        return (torch.autograd.grad((row * v).sum(), x, create_graph=True)[0] * v).sum()
+
+    changed, h = HigherDerivatives(model, 3), 1e-5
+    with all_in_float64():
+        slope = (torch.autograd.grad(curvature(x), x)[0] * w).sum()
+        difference = (curvature(x + h * w) - curvature(x - h * w)) / (2 * h)
+    torch.testing.assert_close(slope, difference, rtol=1e-6, atol=1e-6)
+    changed.undo()
+    assert type(model[0]) is kind
 
 
 # In 4.x BERT has layers for each implementation, and none replaces the others.
