@@ -9,6 +9,7 @@ from smoothtune import ForwardPass
 from smoothtune.functional.divergences import (
     divergence,
     kl,
+    squared_deviation,
     squared_error,
     symmetric_kl,
     symmetric_kl_detached,
@@ -54,7 +55,11 @@ def test_gradient_of_the_released_form():
     torch.testing.assert_close(found, (difference, -difference))
 
 
-@pytest.mark.parametrize("function", [kl, symmetric_kl])
+def deviation(p, q):
+    return squared_deviation(torch.stack([p, q]))
+
+
+@pytest.mark.parametrize("function", [kl, symmetric_kl, squared_error, deviation])
 def test_half_precision_is_widened(function):
     p, q = logits(0, 50).bfloat16(), logits(1, 50).bfloat16()
     found = function(p, q)

@@ -20,8 +20,12 @@ from smoothtune.nn.causal_lm import in_chunks
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
 def _log_softmax(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return F.log_softmax(logits, -1, dtype=_wide(logits))
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
@@ -55,7 +59,7 @@ def symmetric_kl_detached(p: Tensor, q: Tensor) -> Tensor:
 
 def squared_error(p: Tensor, q: Tensor) -> Tensor:
     """Sum over the last dimension of (p - q)^2; shape (...)."""
-    return (p - q).square().sum(-1)
+    return (p.to(_wide(p)) - q).square().sum(-1)
 
 
 def check_released(name: str, compat: str, run: ForwardPass, *, regression: bool = True) -> None:
@@ -118,6 +122,7 @@ def jensen_shannon(logits: Tensor) -> Tensor:
 
 def squared_deviation(scores: Tensor) -> Tensor:
     """Mean squared deviation of K scores (K, ..., D) from their mean; sums over D, shape (...)."""
+    scores = scores.to(_wide(scores))
     return (scores - scores.mean(0)).square().sum(-1).mean(0)
 
 
