@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from transformers import MPNetConfig, MPNetModel, T5Config, T5EncoderModel
 
 from smoothtune import ForwardPass
 from smoothtune.nn.dropout import dropout_rates, sites
 from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
+
+SIZES = {"vocab_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -55,6 +58,19 @@ def test_rates_return_after_an_exception(architecture):
 )
 def test_kinds_of_dropout(architecture, kinds):
     assert {kind for _, _, kind in sites(tiny_model(architecture, dropout=0.2))} == kinds
+
+
+@pytest.mark.parametrize(
+    ("model", "inside"),
+    [
+        (MPNetModel(MPNetConfig(**SIZES, intermediate_size=8)), "attention.attn.dropout"),
+        (T5EncoderModel(T5Config(**SIZES, d_kv=4, d_ff=8)), "layer.0.SelfAttention"),
+    ],
+)
+def test_dropout_around_attention_is_none_of_its_probabilities(model, inside):
+    (owner,) = [owner for owner, _, kind in sites(model) if kind == "attention"]
+    (name,) = [name for name, module in model.named_modules() if module is owner]
+    assert name.endswith(inside)
 
 
 def test_only_the_kind_asked_for_changes():

@@ -28,7 +28,7 @@ RATE_ATTRIBUTES = (
     "attn_pdrop",
 )
 # Dropouts that attention modules apply to what they return, not to attention probabilities.
-AROUND_ATTENTION = ("resid_dropout", "out_drop", "output_dropout", "pos_dropout")
+AROUND_ATTENTION = ("resid_dropout", "out_drop", "output_dropout", "pos_dropout", "hidden_dropout")
 
 
 def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
@@ -39,17 +39,24 @@ def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
     """
     heads = set(head_modules(model))
 
-    def kind(module: nn.Module, attention: bool) -> DropoutKind:
-        return "head" if module in heads else "attention" if attention else "hidden"
+    def kind(module: nn.Module, attends: bool, name: str) -> DropoutKind:
+        if module in heads:
+            return "head"
+        return "attention" if attends and name not in AROUND_ATTENTION else "hidden"
 
     for owner in model.modules():
-        attends = type(owner).__name__.endswith("Attention")
+        # the innermost: what is around it (MPNet, T5) drops out what it returns
+        attends = _is_attention(owner) and sum(map(_is_attention, owner.modules())) == 1
         for name, child in owner.named_children():
             if isinstance(child, _DropoutNd):
-                yield child, "p", kind(child, attends and name not in AROUND_ATTENTION)
+                yield child, "p", kind(child, attends, name)
         for name in RATE_ATTRIBUTES:
             if isinstance(vars(owner).get(name), int | float):
-                yield owner, name, kind(owner, attends)
+                yield owner, name, kind(owner, attends, name)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Attention")
 
 
 def has_dropout(model: nn.Module) -> bool:
