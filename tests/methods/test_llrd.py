@@ -4,9 +4,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
+    BloomConfig,
     DebertaV2Config,
     ElectraConfig,
     OPTConfig,
+    RemBertConfig,
     get_linear_schedule_with_warmup,
 )
 
@@ -71,7 +73,14 @@ def test_a_projection_of_the_embeddings_is_as_slow_as_they_are():
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "vocab_size": 40}
     electra = ElectraConfig(**sizes, embedding_size=4, intermediate_size=8)
     opt = OPTConfig(**sizes, word_embed_proj_dim=4, ffn_dim=8, pad_token_id=1)
-    for config, below in [(electra, "embeddings_project"), (opt, "project_in")]:
+    rembert = RemBertConfig(**sizes, input_embedding_size=4, intermediate_size=8)
+    beside = {
+        "embeddings_project": electra,
+        "project_in": opt,
+        "embedding_hidden_mapping_in": rembert,
+        "word_embeddings_layernorm": BloomConfig(**sizes),
+    }
+    for below, config in beside.items():
         model = AutoModelForSequenceClassification.from_config(config)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         Objective(LLRD(decay=0.5)).bind(model, optimizer)

@@ -31,6 +31,7 @@ from smoothtune.nn.model_facts import sides_of
 
 BELOW = (
     ("layernorm_embedding", "embeddings_project", "project_in")  # BART, ELECTRA and OPT
+    + ("embedding_hidden_mapping_in", "word_embeddings_layernorm")  # RemBERT and BLOOM
     + ("encoder.LayerNorm", "encoder.conv")  # DeBERTa: of relative positions; beside block 0
 )
 """Ends of names of what stands beside the blocks and reads embeddings alone."""
