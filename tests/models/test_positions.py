@@ -63,6 +63,13 @@ def test_the_model_takes_so_many_tokens_and_not_one_more(name: str) -> None:
             run(limit + 1)
 
 
+def test_positions_of_an_image_are_none_of_a_text() -> None:
+    """Gemma 3 classifies texts with a model that has a part for images, too."""
+    inside = torch.nn.ModuleDict({"position_embedding": torch.nn.Embedding(16, 2)})
+    assert num_positions(torch.nn.ModuleDict({"text": inside})) == 16
+    assert num_positions(torch.nn.ModuleDict({"vision_tower": inside})) is None
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with 32 positions, trained, and rows of which one has 42 tokens."""

@@ -8,8 +8,8 @@ from torch import nn
 from smoothtune.data.arrow import numbers
 from smoothtune.errors import ConfigError, Problem
 
-RELATIVE = ("relative", "distance")
-"""Tables of distances, which set no limit."""
+NO_LIMIT = ("relative", "distance", "vision")
+"""Parts of names of tables of distances, or of patches of an image."""
 
 
 def num_positions(model: nn.Module) -> int | None:
@@ -22,7 +22,7 @@ def num_positions(model: nn.Module) -> int | None:
     for name, module in model.named_modules():
         own = name.rpartition(".")[2]
         is_table = isinstance(module, nn.Embedding) and ("position" in own or own == "wpe")
-        if is_table and not any(word in own for word in RELATIVE):
+        if is_table and not any(word in name for word in NO_LIMIT):
             padding, offset = module.padding_idx, getattr(module, "offset", 0)
             unused = offset if padding is None or offset else padding + 1
             limits.append(module.num_embeddings - unused)
