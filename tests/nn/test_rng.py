@@ -108,3 +108,10 @@ def test_draws():
     assert (keep.shape, keep.dtype) == ((400, 500), x.dtype)
     assert set(keep.unique().tolist()) == {0.0, 1.0}
     assert keep.mean().item() == pytest.approx(0.7, abs=0.01)
+
+
+def test_16_bits_do_not_round_the_probability_of_a_mask():
+    """The number of bfloat16 that is nearest to 0.999 is 1."""
+    keep = rng.keep_mask((1000, 1000), 0.001, torch.zeros((), dtype=torch.bfloat16))
+    assert keep.dtype == torch.bfloat16
+    assert keep.float().mean().item() == pytest.approx(0.999, abs=2e-4)

@@ -98,4 +98,6 @@ def uniform_like(x: Tensor) -> Tensor:
 
 def keep_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """Draws from Bernoulli(1 - p), of the type of `like`."""
-    return torch.bernoulli(torch.full(shape, 1 - p, dtype=like.dtype, device=like.device))
+    wide = torch.promote_types(like.dtype, torch.float32)  # 16 bits would round 0.999 to 1
+    drawn = torch.bernoulli(torch.full(shape, 1 - p, dtype=wide, device=like.device))
+    return drawn.to(like.dtype)
