@@ -95,3 +95,8 @@ def test_defaults_follow_the_units():
     ours = Objective(HyPe())
     ours(tiny_model("bert"), tiny_batch())
     assert ours.terms["hype/delta_ratio"].item() == pytest.approx(0.03, rel=0.2)
+
+
+def test_compat_without_the_noise_it_is_of_is_refused():
+    with pytest.raises(ValueError, match='set noise="uniform"'):
+        HyPe(compat="official")

@@ -64,6 +64,8 @@ class HyPe(TaskLoss):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.compat and self.noise != "uniform":
+            raise ValueError('compat reproduces the uniform noise of the code: set noise="uniform"')
         self._sigma = self.sigma if self.sigma is not None else DEFAULTS[self.units]
 
     def draw(self, like: Tensor) -> Tensor:
