@@ -34,7 +34,8 @@ Departures:
       layer is after it.
     * Tasks without a pooled token (extractive QA, token classification) take one random real token
       (RECONSTRUCTED). Of embedding models the first counts as pooled, or the last of decoders: give
-      those that average their tokens `token="random"`.
+      those that average their tokens, and classifiers that do (ModernBERT, EuroBERT),
+      `token="random"`.
     * Dual mode, the penalty alone on unlabeled text: `batches="unlabeled"`, rows without labels.
     * Regression and classification are alike: the penalty does not look at the head.
 """
