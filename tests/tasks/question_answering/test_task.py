@@ -135,7 +135,8 @@ def test_the_best_window_wins_and_equals_the_scores_of_squad(bert, tmp_path) -> 
                 for e in range(s, len(row["offset_end"])):
                     score = outputs["start_logits"][number, first + s]
                     score += outputs["end_logits"][number, first + e]
-                    candidates.append((score, row["context"][begin : row["offset_end"][e]]))
+                    text = rows[question]["context"][begin : row["offset_end"][e]]
+                    candidates.append((score, text))
         texts[str(question)] = max(candidates)[1]
     assert task.scorer.answers(predictions, windows) == list(texts.values())
     answers = {str(i): row["answers"]["text"] for i, row in enumerate(rows)}

@@ -73,6 +73,12 @@ def test_every_window_points_at_the_answer_or_at_the_first_token(tokenizer) -> N
     assert held == 2
 
 
+def test_a_context_is_kept_once(tokenizer) -> None:
+    """A thousand contracts, each in every one of its windows, are more than Arrow's 2 GiB."""
+    rows = windows(tokenizer, *[("plot", CONTEXT, [], [])] * 2, length=11, stride=3)
+    assert rows["context"][:] == [CONTEXT, ""] * 2
+
+
 def test_an_answer_longer_than_a_window_is_in_none(tokenizer) -> None:
     rows = windows(tokenizer, ("plot", CONTEXT, [CONTEXT[:44]], [0]), length=11, stride=3)
     assert not any(rows["holds_answer"][:])
@@ -228,7 +234,7 @@ def test_every_answer_of_squad_is_mapped_exactly(max_seq_length, doc_stride) -> 
         # These tokens cover the answer, and with one less at either end they would not.
         assert begins[first] <= start < ends[first]
         assert begins[last] < start + len(text) <= ends[last]
-        recovered = row["context"][begins[first] : ends[last]]
+        recovered = raw[row["example_id"]]["context"][begins[first] : ends[last]]
         assert text in recovered
         seen["exact" if recovered == text else "widened to whole tokens"] += 1
     assert sum(seen.values()) >= len(held)

@@ -161,18 +161,16 @@ class SpanScorer(Scorer):
 
     def example_statistics(self, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
         """(E, 2) the best score of a question over its accepted answers."""
-        answers = self.answers(predictions, rows)
-        return np.array([best_scores(*pair) for pair in zip(answers, _accepted(rows), strict=True)])
+        pairs = zip(self.answers(predictions, rows), _of_questions(rows, "answers"), strict=True)
+        return np.array([best_scores(*pair) for pair in pairs])
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[str]:
         """The answer to every question, "" for none, in the order of `example_ids`."""
         windows, is_empty = self._best(predictions, rows)
-        contexts, spans = rows.select_columns("context"), predictions[windows]
+        contexts, spans = _of_questions(rows, "context"), predictions[windows]
         return [
-            ""
-            if empty
-            else contexts[int(row)]["context"][int(span[START]) : int(span[END])].strip()
-            for row, span, empty in zip(windows, spans, is_empty, strict=True)
+            "" if empty else context[int(span[START]) : int(span[END])].strip()
+            for context, span, empty in zip(contexts, spans, is_empty, strict=True)
         ]
 
     def _best(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +188,7 @@ class SpanScorer(Scorer):
 
     def baseline(self, rows: Dataset) -> float:
         """F1 of always predicting the most frequent answer, or no answer, whichever is better."""
-        accepted = _accepted(rows)
+        accepted = _of_questions(rows, "answers")
         counts = Counter(t for texts in accepted for t in {*map(normalize_answer, texts)})
         constants = ["", *(text for text, _ in counts.most_common(1))]
         return max(
@@ -247,10 +245,10 @@ class QuestionAnswering(Task):
         return ("f1", "exact_match")
 
 
-def _accepted(rows: Dataset) -> list[list[str]]:
-    """(E,) the accepted answers of every question, in the order of their first windows."""
+def _of_questions(rows: Dataset, column: str) -> list[Any]:
+    """(E,) the column's value in the first window of every question, in the windows' order."""
     _, first = np.unique(np.asarray(rows["example_id"][:]), return_index=True)
-    return rows.select_columns("answers").select(np.sort(first))["answers"][:]
+    return rows.select_columns(column).select(np.sort(first), keep_in_memory=True)[column][:]
 
 
 def _answer_problems(split: Dataset, may_be_empty: bool) -> list[str]:

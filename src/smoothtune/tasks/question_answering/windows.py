@@ -46,8 +46,8 @@ def window_encoder(
         An encoder to the tokenizer's columns; start_positions and end_positions of the first
         answer, and holds_answer, whether it is in the window; cls_index; context_start, the first
         token of the context; offset_start and offset_end, the characters of each token of the
-        context; length; cut, whether the context has other windows; context, answers and
-        example_id.
+        context; length; cut, whether the context has other windows; context, in the first window
+        alone, since a long one has hundreds; answers and example_id.
 
     Raises:
         DataError: a question leaves too little room for the context.
@@ -57,7 +57,7 @@ def window_encoder(
     _check_questions(examples, tokenizer, doc_stride, max_seq_length)
     return Encoder(
         lambda batch: _encode(batch, tokenizer, doc_stride, max_seq_length),
-        f"overlapping windows {max_seq_length} {doc_stride}",
+        f"windows, the context in the first {max_seq_length} {doc_stride}",
         MIN_CACHED_QUESTIONS,
         arrow=True,
     )
@@ -118,10 +118,11 @@ def _encode(
         for name in tokenizer.model_input_names
         if name in _FIELDS
     }
-    questions = batch.select(["context", "answers", "example_id"]).take(pa.array(source))
     numbers = {name: _arrow(values) for name, values in targets.items()}
-    texts = dict(zip(questions.column_names, questions.columns, strict=True))
-    return pa.table(inputs | numbers | texts)
+    rows = zip(source, is_first, strict=True)
+    contexts = {"context": [columns["context"][row] if first else "" for row, first in rows]}
+    repeated = {name: batch[name].take(pa.array(source)) for name in ("answers", "example_id")}
+    return pa.table(inputs | numbers | contexts | repeated)
 
 
 _FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
