@@ -200,13 +200,17 @@ def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
         ({"text": [], "answer_start": []}, "is empty.*set version_2_with_negative"),
         ({"text": [" "], "answer_start": [4]}, "empty text"),
         (["plot"], "is not a mapping with the lists text and answer_start"),
+        ({"text": "plot", "answer_start": 1}, "is not a mapping with the lists text and answer"),
+        ({"text": [1990], "answer_start": [1]}, "empty text, or none at all"),
+        ({"text": ["the"], "answer_start": [0.0]}, "is not at its answer_start, in characters"),
+        ({"text": ["the"], "answer_start": ["0"]}, "is not at its answer_start, in characters"),
     ],
 )
 def test_wrong_answers_are_named(answers, message, bert, tmp_path) -> None:
     rows = [squad_row(i, random.Random(i)) for i in range(2)]
     rows[1]["answers"] = answers
-    if isinstance(answers, list):
-        rows[0]["answers"] = answers
+    if not isinstance(answers, dict) or message.startswith(("is not", "empty text, or")):
+        rows[0]["answers"] = answers  # of one type
     with pytest.raises(DataError, match=message):
         prepared_rows(bert, tmp_path, rows)
 

@@ -253,18 +253,19 @@ def _of_questions(rows: Dataset, column: str) -> list[Any]:
 
 def _answer_problems(split: Dataset, may_be_empty: bool) -> list[str]:
     def problem(answers: Any, context: str) -> str:
-        if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
+        mapping = answers if isinstance(answers, dict) else {}
+        texts, starts = mapping.get("text"), mapping.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list):
             return "is not a mapping with the lists text and answer_start"
-        texts, starts = answers["text"], answers["answer_start"]
-        if texts is None or starts is None or len(texts) != len(starts):
+        if len(texts) != len(starts):
             return "does not have as many text as answer_start"
         if not texts and not may_be_empty:
             return "is empty; for unanswerable questions set version_2_with_negative"
         for text, start in zip(texts, starts, strict=True):
-            if not (text or "").strip():
-                return "holds an empty text; leave the answer out"
-            if start is None or start < 0 or context[start : start + len(text)] != text:
-                return "holds a text that is not at its answer_start in the context"
+            if not isinstance(text, str) or not text.strip():
+                return "holds an empty text, or none at all; leave the answer out"
+            if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
+                return "holds a text that is not at its answer_start, in characters of the context"
         return ""
 
     answers = split["answers"][:]
