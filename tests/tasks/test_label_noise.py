@@ -27,9 +27,12 @@ def prepared(folder: Path, names: tuple[str, ...] = NAMES) -> Prepared:
     return prepare(folder, task, make_tokenizer())
 
 
-def test_a_share_of_the_rows_has_another_class(tmp_path: Path) -> None:
+def test_a_share_of_the_rows_has_another_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     clean = prepared(tmp_path)
     before = np.array(clean.train["labels"][:])
+    capsys.readouterr()
     some, more = (with_label_noise(clean, share, seed=3) for share in (0.1, 0.3))
     wrong = [np.flatnonzero(before != np.array(each.train["labels"][:])) for each in (some, more)]
     assert [len(rows) for rows in wrong] == [6, 18]
@@ -38,6 +41,7 @@ def test_a_share_of_the_rows_has_another_class(tmp_path: Path) -> None:
     assert set(steps) == {1, 2}  # both of the other classes
     assert some.train.column_names == clean.train.column_names
     assert some.train.features == clean.train.features
+    assert capsys.readouterr().err == ""  # no bar of a cast
     assert some.train["input_ids"][:] == clean.train["input_ids"][:]
     assert some.validation["labels"][:] == clean.validation["labels"][:]
     counts = np.bincount(more.train["labels"][:], minlength=3)

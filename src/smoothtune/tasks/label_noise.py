@@ -35,7 +35,7 @@ def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
     wrong = order[: round(share * len(labels))]
     labels[wrong] = other[wrong]
     columns, kind = rows.column_names, rows.features["labels"]
-    rows = rows.remove_columns("labels").add_column("labels", labels).cast_column("labels", kind)
+    rows = rows.remove_columns("labels").add_column("labels", labels, feature=kind)
     report = replace(
         prepared.report.splits["train"],
         labels=task.rows.label_counts(rows, rows),
