@@ -309,3 +309,10 @@ def test_unlabeled_rows_need_no_label(tmp_path: Path) -> None:
     task = describe_task(text_columns="text", drop_missing=True)
     assert len(task.load_splits(tmp_path / "texts.csv", labeled=False)["train"]) == 2
     assert len(task.load_splits(tmp_path / "texts.csv")["train"]) == 0
+
+
+def test_null_may_name_a_class_where_labels_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na film,null\na plot,cat\na cat,\n")
+    for label_type, rows in ((None, 1), ("text", 2)):
+        task = describe_task(text_columns="text", drop_missing=True, label_type=label_type)
+        assert len(task.load_splits(tmp_path / "a.csv")["train"]) == rows

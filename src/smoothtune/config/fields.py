@@ -135,7 +135,7 @@ class DataFields(Fields):
     says no types, numbers if all are numbers, else text."""
     drop_missing: Annotated[bool | None, DATA] = None
     """Whether rows without a label or a text are left out, and counted; unset: they are an error.
-    nan, null, <NA> and #N/A are no labels then."""
+    nan, null, <NA> and #N/A are no labels then, unless label_type is text."""
     trust_remote_code: Annotated[bool, MODEL] = False
     """Run code that comes with a model of the hub. Only for authors you trust."""
 

@@ -49,7 +49,8 @@ class Reader(ABC):
     @property
     def required(self) -> RequiredColumns:
         """What a row must have; with `drop_missing` rows without it are left out."""
-        return RequiredColumns(self.unlabeled_columns, self.label_columns)
+        markers = self.task.label_type != "text"  # which says that null names a class
+        return RequiredColumns(self.unlabeled_columns, self.label_columns, markers=markers)
 
     @property
     def stored_label_type(self) -> LabelType | None:
