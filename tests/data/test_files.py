@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from smoothtune.data.sources import load_rows, load_splits
 from smoothtune.errors import DataError
+from smoothtune.tasks.guess import guess
 from smoothtune.tasks.presets import describe_task
 
 
@@ -79,9 +80,28 @@ def test_mixed_types_in_json_name_the_odd_lines(tmp_path: Path) -> None:
     text = describe_task(text_columns="text", label_type="text")
     train = text.load_splits(file)["train"]
     assert text.with_labels(train).label_names == ("0", "1", "x")
+    dropped = describe_task(text_columns="text", label_type="text", drop_missing=True)
+    file.write_text(file.read_text() + '{"text": "d"}\n')
+    assert dropped.load_splits(file)["train"]["label"][:] == ["1", "0", "x"]
     file.write_text('{"text": "a"}\n{"text": 7}\n{"text": "b"}\n')
     with pytest.raises(DataError, match=r"line 2, column 'text': 7 is of type int"):
         task.rows.check_inputs(load_rows(file), "a")
+
+
+def test_lists_and_mappings_with_values_of_several_types_are_read(tmp_path: Path) -> None:
+    file, kind = tmp_path / "a.jsonl", "multi-label-classification"
+    rows = [
+        {"say": "a film", "labels": ["x", 1], "more": {"speaker": "a long name"}, "mood": "good"},
+        {"say": "a plot", "labels": [], "more": {"speaker": 1}, "mood": "bad"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
+    assert [*map(json.loads, load_rows(file)["more"][:2])] == [row["more"] for row in rows]
+    assert guess(load_rows(file)).text_columns == ["say"]
+    task = describe_task("a", kind, text_columns="say")
+    with pytest.raises(DataError, match="column 'labels' holds lists or mappings with values of"):
+        task.with_labels(task.load_splits(file)["train"])
+    text = describe_task("a", kind, text_columns="say", label_type="text", drop_missing=True)
+    assert text.with_labels(text.load_splits(file)["train"]).label_names == ("1", "x")
 
 
 def test_what_the_reader_of_mixed_types_would_let_pass(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ def stored_column(dataset: Dataset, column: str) -> pa.ChunkedArray:
     return pa.chunked_array([flat.take(part.combine_chunks()).cast(kind) for part in parts], kind)
 
 
+def json_values(dataset: Dataset, column: str) -> list[Any]:
+    """The values of a column that `datasets` keeps as JSON, since they are of several types."""
+    return [None if text is None else json.loads(text) for text in dataset[column][:]]
+
+
 def numbers(dataset: Dataset, column: str) -> np.ndarray:
     """(N,) the stored numbers of a column, or booleans, without missing ones."""
     return stored_column(dataset, column).to_numpy()
@@ -35,6 +41,8 @@ def distinct(values: pa.ChunkedArray) -> tuple[list[Any], np.ndarray]:
 
     Values are equal if they are shown alike: of lists and other nested values that is compared.
     """
+    if isinstance(values.type, pa.BaseExtensionType):  # values of several types, as JSON
+        values = values.cast(values.type.storage_type)
     if pa.types.is_nested(values.type) or pa.types.is_dictionary(values.type):
         numbered: dict[str, tuple[int, Any]] = {}
         rows = (numbered.setdefault(str(v), (len(numbered), v)) for v in values.to_pylist())

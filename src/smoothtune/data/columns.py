@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetInfo, Features, Json, Value
 from datasets import Sequence as ListOf
 from datasets.table import InMemoryTable
 
-from smoothtune.data.arrow import CHUNK, stored_column
+from smoothtune.data.arrow import CHUNK, json_values, stored_column
 from smoothtune.data.csv_format import SEPARATORS
 from smoothtune.data.locations import FIRST, row_locator
 from smoothtune.data.unseen import visible
@@ -22,6 +22,9 @@ IGNORE_INDEX = -100
 """Label that PyTorch's cross entropy skips."""
 
 
+ONE_TYPE = (
+    "write all values in one type; labels that name classes can be read with label_type: text"
+)
 TEXTS = ("text", "text_pair")
 """Columns of the text, or of the two texts, of an example."""
 
@@ -47,13 +50,14 @@ def _mixed_types(dataset: Dataset, column: str) -> str:
     """Message for a column of JSON that holds values of several types; "" for others."""
     if not isinstance(dataset.features[column], Json):
         return ""
-    values = [None if value is None else json.loads(value) for value in dataset[column][:]]
+    values = json_values(dataset, column)
     kinds = Counter(type(value) for value in values if value is not None)
+    if kinds.keys() <= {list, dict}:
+        return f"column {column!r} holds lists or mappings with values of several types: {ONE_TYPE}"
     if len(kinds) == 1:  # datasets stores the text "1" as it stores the number 1
         return (
             f"column {column!r} holds texts that look like values of another type beside such "
-            "values: write all values in one type; labels that name classes can be read with "
-            "label_type: text"
+            f"values: {ONE_TYPE}"
         )
     usual, count = max(kinds.items(), key=lambda kind: kind[1])
     problems = [
@@ -61,10 +65,7 @@ def _mixed_types(dataset: Dataset, column: str) -> str:
         for value in values
     ]
     messages = "; ".join(rows_with_problems(dataset, column, values, problems))
-    return (
-        f"{messages}; {counted(count, 'row')} hold {usual.__name__}: write all values in one type; "
-        "labels that name classes can be read with label_type: text"
-    )
+    return f"{messages}; {counted(count, 'row')} hold {usual.__name__}: {ONE_TYPE}"
 
 
 def rows_with_problems(

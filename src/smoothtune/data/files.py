@@ -5,6 +5,7 @@ Nothing that is read is kept: a file is read again each time, so that its rows a
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
@@ -13,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, Json, Value, concatenate_datasets, load_dataset
 from datasets.features.features import require_decoding
 from datasets.table import InMemoryTable
 
@@ -187,18 +189,29 @@ def _load_json(files: list[Path], source: str) -> Dataset:
     if any(map(require_decoding, loaded.features.values())):  # by a reader that lets them pass
         for file in files:
             refuse_repeated_names(file)
-    split = checked(_dates_as_texts(loaded, files), source)
+    split = checked(_as_written(loaded, files), source)
     remember(split, lambda: _row_locations(files, list(map(lines_of_rows, files))))
     return split
 
 
-def _dates_as_texts(split: Dataset, files: list[Path]) -> Dataset:
-    """Columns of texts of which the reader of JSON makes dates, since all look like one."""
-    kinds = split.features.items()
-    dates = [name for name, kind in kinds if getattr(kind, "dtype", "").startswith("timestamp")]
-    rows = [row for file in files for row in rows_of(file)] if dates else []
-    for name in dates:
-        split = with_column(split, name, [row.get(name) for row in rows], "text")
+def _as_written(split: Dataset, files: list[Path]) -> Dataset:
+    """Columns of which the reader of JSON makes others, as they stand in the files.
+
+    Texts that all look like dates are texts; lists and mappings with values of several types, which
+    `checked` would leave out, are JSON.
+    """
+    kinds = dict[str, Any]()
+    for name, kind in split.features.items():
+        if getattr(kind, "dtype", "").startswith("timestamp"):
+            kinds[name] = Value("string")
+        elif require_decoding(kind) and not isinstance(kind, Json):
+            kinds[name] = Json(decode=False)
+    rows = [row for file in files for row in rows_of(file)] if kinds else []
+    for name, kind in kinds.items():
+        values = [row.get(name) for row in rows]
+        if isinstance(kind, Json):
+            values = [None if value is None else json.dumps(value) for value in values]
+        split = with_column(split, name, values, kind)
     return split
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from datasets import Dataset, Features, Json, List, Value
 
-from smoothtune.data.arrow import distinct, stored_column
+from smoothtune.data.arrow import distinct, json_values, stored_column
 from smoothtune.data.locations import keep_locations
 from smoothtune.data.unseen import visible
 
 LabelType = Literal["text", "integer", "float"]
-_STORED = {"text": "string", "integer": "int64", "float": "float64"}
+_STORED = {"text": Value("string"), "integer": Value("int64"), "float": Value("float64")}
 _INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
 _NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
@@ -48,7 +47,7 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     converted = _converted(values, label_type)
     if converted is None:
         return split
-    return with_column(split, column, [converted[row] for row in rows], label_type)
+    return with_column(split, column, [converted[row] for row in rows], _STORED[label_type])
 
 
 def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
@@ -61,22 +60,26 @@ def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
         label_type: what the user says.
     """
     feature = split.features.get(column)
-    if isinstance(feature, Json) and label_type == "text":  # of JSON: values of several types
-        values = [value and json.loads(value) for value in split[column][:]]
-        return with_column(split, column, list(map(_as_text, values)), label_type)
     item = getattr(feature, "feature", feature)
+    if label_type == "text" and isinstance(feature, Json):
+        return _as_texts(split, column, json_values(split, column))
     if not isinstance(item, Value):
         return split
     if item is not feature:
-        if label_type != "text":
-            return split
-        texts = [row and [_as_text(label) for label in row] for row in split[column][:]]
-        return with_column(split, column, texts, label_type, lists=True)
+        return split if label_type != "text" else _as_texts(split, column, split[column][:])
     values, rows = distinct(stored_column(split, column))
     converted = _converted(values, label_type)
     if converted is None:
         return split
-    return with_column(split, column, [converted[row] for row in rows], label_type)
+    return with_column(split, column, [converted[row] for row in rows], _STORED[label_type])
+
+
+def _as_texts(split: Dataset, column: str, values: list[Any]) -> Dataset:
+    """A split with other labels, or lists of them, as texts."""
+    if not all(isinstance(value, list | None) for value in values):
+        return with_column(split, column, list(map(_as_text, values)), _STORED["text"])
+    texts = [value and [_as_text(label) for label in value] for value in values]
+    return with_column(split, column, texts, List(_STORED["text"]))
 
 
 def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None:
@@ -102,12 +105,9 @@ def _as_text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def with_column(
-    split: Dataset, column: str, values: list[Any], label_type: LabelType, *, lists: bool = False
-) -> Dataset:
-    """A split with other values of a type, or lists of them, in a column."""
-    item: Any = Value(_STORED[label_type])
-    feature, names = List(item) if lists else item, split.column_names
+def with_column(split: Dataset, column: str, values: list[Any], feature: Any) -> Dataset:
+    """A split with other values, of this type, in a column."""
+    names = split.column_names
     if names == [column]:
         other = Dataset.from_dict({column: values}, Features({column: feature}))
     else:
