@@ -138,19 +138,20 @@ def majority(labels: np.ndarray, num_classes: int) -> np.ndarray:
 def best_label_set(name: str, gold: np.ndarray) -> float:
     """The metric of the best set of labels that is predicted for every row.
 
-    That is the k most frequent labels for one k, where labels count by themselves (F1), and the
-    most frequent set of a row for accuracy.
+    That is the k most frequent labels for one k for `f1_micro`, all labels for `f1_macro`, and the
+    most frequent set of a row for `accuracy`.
 
     Args:
         name: of `LABEL_METRICS`.
         gold: (N, L), 0 or 1.
     """
-    order = np.argsort(-gold.sum(axis=0), kind="stable")
-    sets = [np.isin(np.arange(len(order)), order[:k]) for k in range(len(order) + 1)]
-    rows, counts = np.unique(gold, axis=0, return_counts=True)
-    sets.append(rows[counts.argmax()])
-    constants = (np.tile(each, (len(gold), 1)) > 0 for each in sets)
-    return max(float(LABEL_METRICS[name](gold, constant)) for constant in constants)
+    rows, counts = len(gold), np.sort(gold.sum(axis=0))[::-1]
+    if name == "accuracy":
+        return float(np.unique(gold, axis=0, return_counts=True)[1].max() / rows)
+    if name == "f1_macro":
+        return float((2 * counts / (rows + counts)).mean())
+    predicted = rows * np.arange(1, len(counts) + 1)
+    return float((2 * counts.cumsum() / (predicted + counts.sum())).max())
 
 
 def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
