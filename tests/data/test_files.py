@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,6 +42,24 @@ def test_views_of_arrow_are_read(tmp_path: Path) -> None:
     assert train["words"][:] == [["a"], ["b", "c"]]
     task = describe_task(text_columns="text").with_labels(train)
     assert task.rows.check({"train": train}, "a")["train"].tolist() == [0, 1]
+
+
+def test_other_types_of_arrow_beside_texts_and_labels(tmp_path: Path) -> None:
+    """A map is nothing that datasets knows; a decimal number is no label until its type is told."""
+    columns = {
+        "text": pa.array(["a", "b"]),
+        "more": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        "label": pa.array([Decimal("1.5"), Decimal("2.5")]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    task = describe_task(text_columns="text")
+    train = task.load_splits(tmp_path / "a.parquet")["train"]
+    assert train["more"][:] == [[{"key": "k", "value": 1}], None]
+    with pytest.raises(DataError, match="decimal.*label_type: text for classes, float for scores"):
+        task.with_labels(train)
+    scores = describe_task(text_columns="text", label_type="float")
+    train = scores.load_splits(tmp_path / "a.parquet")["train"]
+    assert scores.with_labels(train).rows.check({"a": train}, "a")["a"].tolist() == [1.5, 2.5]
 
 
 def test_two_columns_of_parquet_with_one_name(tmp_path: Path) -> None:

@@ -140,23 +140,25 @@ def _parquet(file: Path) -> pa.Table:
         refuse_repeated(names, str(file))
         table = opened.read()
     for index, field in enumerate(table.schema):
-        if (kind := without_views(field.type)) != field.type:
+        if (kind := known_type(field.type)) != field.type:
             table = table.set_column(index, field.with_type(kind), table.column(index).cast(kind))
     return table
 
 
-def without_views(kind: pa.DataType) -> pa.DataType:
-    """A type of Arrow without views, which few functions know."""
+def known_type(kind: pa.DataType) -> pa.DataType:
+    """A type of Arrow without views, which few functions know, and with lists of pairs for maps."""
+    if pa.types.is_map(kind):
+        return pa.list_(pa.struct([kind.key_field, kind.item_field]))
     if pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_binary_view(kind):
         return pa.binary()
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):
-        return pa.list_(kind.value_field.with_type(without_views(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(known_type(kind.value_type)))
     if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
-        return pa.large_list(kind.value_field.with_type(without_views(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(known_type(kind.value_type)))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(without_views(field.type)) for field in kind])
+        return pa.struct([field.with_type(known_type(field.type)) for field in kind])
     return kind
 
 

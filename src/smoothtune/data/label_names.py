@@ -97,7 +97,7 @@ def _class_names(
         _refuse_whole(counts, where)
         return ()
     if kinds != {int}:
-        raise DataError(unusable)
+        raise DataError(f"{unusable}; give label_type: text for classes, float for scores")
     return _numbered(set(counts), where)
 
 
