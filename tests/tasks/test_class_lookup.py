@@ -67,6 +67,8 @@ def test_classes_tags_and_sets_have_the_same_rule() -> None:
 
 def test_whether_rows_have_the_labels_of_a_model() -> None:
     assert holds_labels_of(column([1, 2]), "label", STARS)
+    assert holds_labels_of(column(["Yes "]), "label", ("no", "yes"), merge=True)
+    assert not holds_labels_of(column(["Yes "]), "label", ("no", "yes"))
     assert not holds_labels_of(column([0, 1]), "label", STARS)
     assert not holds_labels_of(column([[0, 1]]), "label", STARS)
     assert holds_labels_of(column([0, 1]), "label", ("no", "yes"))

@@ -15,7 +15,7 @@ from helpers.hub_server import WORDS, make_tokenizer
 from smoothtune.data import tokenizing
 from smoothtune.data.batches import Collator
 from smoothtune.errors import DataError
-from smoothtune.tasks.prepare import Prepared, prepare
+from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation
 from smoothtune.tasks.presets import describe_task
 
 TASK = describe_task(text_columns="text", label_names=("no", "yes"))
@@ -316,3 +316,11 @@ def test_null_may_name_a_class_where_labels_are_texts(tmp_path: Path) -> None:
     for label_type, rows in ((None, 1), ("text", 2)):
         task = describe_task(text_columns="text", drop_missing=True, label_type=label_type)
         assert len(task.load_splits(tmp_path / "a.csv")["train"]) == rows
+
+
+def test_some_of_a_models_labels_in_another_spelling_are_its_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nthe cat,Yes\nthe dog,yes \n")
+    task = describe_task(text_columns="text", merge_labels=True)
+    names = ("no", "perhaps", "yes")
+    found = prepare_evaluation(tmp_path / "a.csv", task, make_tokenizer(), model_labels=names)
+    assert (found.task.label_names, found.validation["labels"][:]) == (names, [2, 2])

@@ -69,7 +69,12 @@ def listed_labels(dataset: Dataset, column: str, separator: str | None = None) -
 
 
 def holds_labels_of(
-    dataset: Dataset, column: str, names: Sequence[str], separator: str | None = None
+    dataset: Dataset,
+    column: str,
+    names: Sequence[str],
+    separator: str | None = None,
+    *,
+    merge: bool | None = None,
 ) -> bool:
     """Whether every label of a column, or of its lists, is one of a model's.
 
@@ -78,11 +83,12 @@ def holds_labels_of(
         column: its label column.
         names: of the model's outputs, in order; labels are names or numbers.
         separator: what stands between two labels of a text; None: a text is one label.
+        merge: as `class_ids`.
     """
     feature = dataset.features[column]
     if len(names) < 2 or isinstance(getattr(feature, "feature", feature), ClassLabel):
         return False  # a score, or labels with names of their own
-    lookup = ClassLookup(names)
+    lookup = ClassLookup(names, merge=bool(merge))
     if hasattr(feature, "feature") or separator is not None:
         rows = listed_labels(dataset, column, separator)
         labels = {label for row in rows for label in (row if isinstance(row, list) else [row])}

@@ -73,7 +73,8 @@ class SetReader(TextReader):
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether every label is one of a model's, by name or by number."""
-        return holds_labels_of(split, self.task.label_column, names, self.task.label_separator)
+        column, separator = self.task.label_column, self.task.label_separator
+        return holds_labels_of(split, column, names, separator, merge=self.task.merge_labels)
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N, L) float32, 0 or 1."""

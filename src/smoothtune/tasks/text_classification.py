@@ -48,7 +48,8 @@ class ClassReader(TextReader):
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether every label is one of a model's."""
-        return holds_labels_of(split, self.task.label_column, names)
+        merge = self.task.merge_labels
+        return holds_labels_of(split, self.task.label_column, names, merge=merge)
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,): int64 class ids, or float32 scores."""

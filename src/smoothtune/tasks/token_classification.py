@@ -52,7 +52,8 @@ class WordReader(Reader):
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether every tag is one of a model's."""
-        return holds_labels_of(split, self.task.label_column, names)
+        merge = self.task.merge_labels
+        return holds_labels_of(split, self.task.label_column, names, merge=merge)
 
     def _check_rows(self, split: Dataset) -> tuple[list[list[Any]], list[str]]:
         """The tags as class ids."""
