@@ -71,6 +71,16 @@ def test_the_last_checkpoint_is_there_when_the_best_is_loaded(tmp_path: Path, ev
     assert all(torch.equal(last[name], expected[name]) for name in expected)
 
 
+def test_the_best_is_loaded_where_checkpoints_hold_weights_alone(
+    tmp_path: Path, every: Path
+) -> None:
+    trainer = trainer_in(tmp_path, save_only_model=True)
+    trainer.train()
+    assert same(trainer.model, weights(every, BEST))
+    with pytest.raises(CheckpointError, match=r"optimizer.pt is missing"):
+        trainer_in(tmp_path).train(resume_from_checkpoint=True)
+
+
 def test_the_scores_of_a_record_are_those_of_the_weights_beside_it(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path / "run")
     trainer.train()

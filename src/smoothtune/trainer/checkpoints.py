@@ -190,7 +190,7 @@ class Checkpoints:
         self._check_whole(Path(str(self.trainer.state.best_model_checkpoint)))
 
     def _check_whole(self, best: Path) -> None:
-        if why := why_unusable(best):
+        if why := why_unusable(best, to_resume=False):
             raise CheckpointError(
                 f"{best} has the best score, and its weights are to be kept at the end, but {why}: "
                 "train again from the beginning, or without load_best_model_at_end"

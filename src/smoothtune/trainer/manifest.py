@@ -63,15 +63,21 @@ def newest(folder: Path) -> ResumePoint:
     return ResumePoint(None, notes)
 
 
-def why_unusable(checkpoint: Path) -> str:
-    """What is missing or changed in a checkpoint; empty if it can be resumed from."""
+def why_unusable(checkpoint: Path, *, to_resume: bool = True) -> str:
+    """What is missing or changed in a checkpoint; empty if it can be used.
+
+    Args:
+        checkpoint: the folder.
+        to_resume: to go on from it, which needs more than its weights.
+    """
     try:
         if not checkpoint.is_dir():
             return "there is no such folder"
         manifest = read_json(checkpoint / MANIFEST)
         if manifest is None:
             return f"it has no {MANIFEST}, which is written when a checkpoint is complete"
-        return _why_changed(checkpoint, manifest) or _why_incomplete(checkpoint)
+        why = _why_changed(checkpoint, manifest)
+        return why or (_why_incomplete(checkpoint) if to_resume else "")
     except OutputError as error:
         return str(error)
     except OSError as error:
