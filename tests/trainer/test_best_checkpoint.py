@@ -117,6 +117,29 @@ def test_a_run_that_was_moved_keeps_its_own_best(
     assert trainer.state.best_model_checkpoint == str(new / f"checkpoint-{BEST}")
 
 
+@pytest.mark.parametrize(
+    ("scores", "best", "kept"), [([3, 0, 2, 1], None, 1), ([0, 2, 3, 1], "checkpoint-2", 2)]
+)
+def test_a_best_evaluation_without_a_checkpoint_is_none(
+    tmp_path: Path, scores: list[float], best: str | None, kept: float
+) -> None:
+    """Where every second evaluation has one: a resumed run ends as one that was not stopped."""
+
+    def trained(name: str, *, resume: bool = False, steps: int = STEPS) -> SmoothTrainer:
+        trainer = trainer_in(tmp_path / name, save_steps=2, save_total_limit=None, max_steps=steps)
+        trainer.compute_metrics = lambda _: {"nearness": scores[trainer.state.global_step - 1]}
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole, _ = trained("whole"), trained("stopped", steps=2)
+    resumed = trained("stopped", resume=True)
+    for trainer in (whole, resumed):
+        found = trainer.state.best_model_checkpoint
+        assert (Path(found).name if found else None) == best
+        assert last_scores(trainer)["nearness"] == kept
+    assert same(resumed.model, whole.model.state_dict())
+
+
 @pytest.mark.parametrize("step", [STEPS, STEPS - 1])
 def test_a_best_checkpoint_that_is_damaged_is_not_loaded(
     tmp_path: Path, every: Path, step: int

@@ -98,7 +98,7 @@ def test_a_result_of_the_users_own_is_not_overwritten(tmp_path) -> None:
     assert record["log_history"][-1]["mine"] is None
 
 
-def test_rows_of_several_validation_sets_are_told_by_name(tmp_path) -> None:
+def test_rows_and_scores_of_several_validation_sets_are_told_by_name(tmp_path) -> None:
     trainer = SmoothTrainer(
         model=tiny_model("bert", dtype=torch.float32),
         args=arguments(tmp_path),
@@ -106,9 +106,13 @@ def test_rows_of_several_validation_sets_are_told_by_name(tmp_path) -> None:
         eval_dataset={"near": Rows(8), "far": Rows(16)},
         regularizers=LNSR(weight=0.25),
     )
+    trainer.train()
+    scores = trainer.evaluate()
     trainer.save_model()
-    data = json.loads((tmp_path / "result.json").read_text())["data"]
-    assert data == {"train": len(Rows()), "validation": {"near": 8, "far": 16}}
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["data"] == {"train": len(Rows()), "validation": {"near": 8, "far": 16}}
+    losses = {f"{name}_loss": scores[f"eval_{name}_loss"] for name in ("near", "far")}
+    assert record["metrics"] == losses
 
 
 def test_a_folder_of_a_trainer_is_no_finished_run(tmp_path) -> None:

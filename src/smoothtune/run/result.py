@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from smoothtune.config.run import RunConfig
@@ -16,6 +15,7 @@ from smoothtune.run.processes import world_size
 from smoothtune.run.trainer import RunTrainer
 from smoothtune.run.training_arguments import best_score, watches_scores
 from smoothtune.trainer.cost import StepCost
+from smoothtune.trainer.model_record import kept_step
 
 
 def best_evaluation(config: RunConfig, trainer: RunTrainer) -> Best | None:
@@ -28,13 +28,6 @@ def best_evaluation(config: RunConfig, trainer: RunTrainer) -> Best | None:
         value=state.best_metric,
         stopped_early=state.global_step < state.max_steps,
     )
-
-
-def kept_step(config: RunConfig, trainer: RunTrainer) -> int:
-    """The update whose weights are the run's."""
-    state = trainer.state
-    best = state.best_model_checkpoint if config.load_best_model_at_end else None
-    return int(Path(best).name.rpartition("-")[2]) if best else state.global_step
 
 
 def kept_weights_message(result: RunResult) -> str:
@@ -94,7 +87,7 @@ def run_result(
         fingerprints=inputs.fingerprints,
         class_weights=inputs.class_weights,
         best=best_evaluation(config, trainer),
-        kept_step=kept_step(config, trainer),
+        kept_step=kept_step(trainer),
         attention=model.config._attn_implementation,
         log_history=trainer.state.log_history,
         versions=versions(),

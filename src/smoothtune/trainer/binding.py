@@ -199,7 +199,7 @@ class Binding:
         Raises:
             CheckpointError: other methods have written it.
         """
-        self.checkpoints.find_best(checkpoint.parent)
+        self.checkpoints.find_best(checkpoint)
         try:
             self.objective.load_state_dict(load_file(checkpoint / STATE_FILE))
         except KeyError as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 
 from smoothtune.core.objective import Objective
 from smoothtune.errors import CheckpointError, OutputError
@@ -130,20 +130,23 @@ class Checkpoints:
         if args.should_save:
             self.rotate(checkpoint)
 
-    def find_best(self, folder: Path) -> None:
+    def find_best(self, resumed_from: Path) -> None:
         """After a resume: the best checkpoint lies in the same folder, wherever it lay before.
 
+        It is none where no evaluation that was the best had a checkpoint of its step.
+
         Args:
-            folder: that holds the checkpoint which is resumed from.
+            resumed_from: the checkpoint.
 
         Raises:
             CheckpointError: it is to be loaded at the end, and is not there or not whole.
         """
-        state = self.trainer.state
-        if not state.best_global_step:
-            return
-        best = folder / f"checkpoint-{state.best_global_step}"
-        state.best_model_checkpoint = str(best) if best.is_dir() else None
+        written = TrainerState.load_from_json(str(resumed_from / "trainer_state.json"))
+        if written.best_model_checkpoint is not None:
+            self._set_best(resumed_from.with_name(Path(written.best_model_checkpoint).name))
+
+    def _set_best(self, best: Path) -> None:
+        self.trainer.state.best_model_checkpoint = str(best) if best.is_dir() else None
         if self.trainer.args.load_best_model_at_end:
             self._check_whole(best)
 
@@ -161,8 +164,8 @@ class Checkpoints:
             return
         trainer._load_rng_state(str(resumed_from))
         if metrics := trainer._evaluate(None, None):  # else a signal came again
-            trainer._determine_best_metric(metrics=metrics, trial=None)
-            self.find_best(resumed_from.parent)
+            if trainer._determine_best_metric(metrics=metrics, trial=None):
+                self._set_best(resumed_from.with_name(f"checkpoint-{trainer.state.global_step}"))
             self.drawn = rng.get_state(trainer.args.device)
 
     def rotate_if_due(self, resumed_from: Path) -> None:

@@ -77,23 +77,29 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
 def last_scores(trainer: Trainer) -> dict[str, float]:
     """Scores of the last evaluation of the weights that the model has, without ``eval_``.
 
-    Where the best checkpoint was loaded at the end of the training, evaluations in the training
-    are of other weights, but for the best. Empty if there was none.
+    Evaluations in the training are of other weights, but for that after the update whose weights
+    were kept. Several validation sets have an entry in the log each. Empty if there was none.
     """
-    state = trainer.state
-    loaded = trainer.args.load_best_model_at_end and state.best_model_checkpoint
-    ended, own = False, dict[str, Any]()
+    ended, step, scores = False, None, dict[str, Any]()
     for entry in reversed(_log(trainer)):
         ended |= "train_runtime" in entry
-        other = loaded and ended and entry.get("step") != state.best_global_step
-        if "eval_loss" in entry and not other:
-            own = entry
+        own = {
+            name.removeprefix("eval_"): value
+            for name, value in entry.items()
+            if name.startswith("eval_") and not name.endswith(TIMES)
+        }
+        if not own or (ended and entry["step"] != kept_step(trainer)):
+            continue
+        if scores and entry["step"] != step:
             break
-    return {
-        name.removeprefix("eval_"): value
-        for name, value in own.items()
-        if name.startswith("eval_") and not name.endswith(TIMES)
-    }
+        step, scores = entry["step"], own | scores
+    return scores
+
+
+def kept_step(trainer: Trainer) -> int:
+    """The update whose weights the model has after a training."""
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    return int(Path(best).name.rpartition("-")[2]) if best else trainer.state.global_step
 
 
 def extend_card(trainer: Trainer, objective: Objective, path: Path) -> None:
