@@ -137,6 +137,14 @@ def test_resume_passes_over_a_broken_one_and_ends_at_the_same_weights(copy: Path
     assert same(weights(trainer), finished[1])
 
 
+def test_the_record_of_a_resumed_run_says_which_updates_its_seconds_are_of(copy: Path) -> None:
+    trainer = trainer_in(copy)
+    trainer.train(resume_from_checkpoint=str(copy / "checkpoint-2"))
+    trainer.save_model(str(copy / "model"))
+    cost = json.loads((copy / "model" / "result.json").read_text())["cost"]
+    assert (cost["resumed_from_step"], cost["steps"]) == (2, 3)
+
+
 def test_nothing_complete_is_left(copy: Path) -> None:
     for step in (2, 3):
         (copy / f"checkpoint-{step}" / "scheduler.pt").unlink()

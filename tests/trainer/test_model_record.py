@@ -160,6 +160,8 @@ def test_saved_adapters_are_read_again(tmp_path):
     batch = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3)}
     found = load_predictor(load_base(str(tmp_path / "adapter")), TASKS["rte"]).model(**batch).logits
     torch.testing.assert_close(found, model.eval()(**batch).logits, rtol=1e-4, atol=1e-6)
+    record = json.loads((tmp_path / "adapter" / "result.json").read_text())
+    assert record["task_type"] == "text-classification"  # that of the model below the adapters
 
 
 class Few(Rows):

@@ -48,6 +48,7 @@ class Binding:
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.epoch = 0  # the one at hand, from 0 on
+        self.began_at = 0  # update of the checkpoint that the training was resumed from
         self.over = False  # whether an epoch is begun after the last update
         # DeepSpeed's updates are counted by the Trainer's
         self.is_zero = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -183,6 +184,7 @@ class Binding:
             loader: of the training rows.
         """
         args, state = self.trainer.args, self.trainer.state
+        self.began_at = state.global_step
         if self.is_zero:  # its optimizer takes a step for every group of an update
             self.objective.unbind_optimizer()
         else:

@@ -14,24 +14,26 @@ from transformers.modelcard import TASK_MAPPING
 from smoothtune.core.objective import Objective
 from smoothtune.device import device_name
 from smoothtune.files import RESULT, versions, write_json
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.model_facts import declaring
 from smoothtune.report.page import render
+from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.run_record import describe_run
 
 HEADING = "## Regularization"
 TIMES = ("_runtime", "_per_second")  # what the Trainer measures of an evaluation itself
 
 
-def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
+def write_record(binding: Binding, folder: Path) -> None:
     """Write ``result.json``, with the keys that `smoothtune train` gives it.
 
     Those are every field of every method, scores of the last evaluation, what was applied of terms
-    with a bound, steps and seconds, versions and fingerprints; task and data are not known here,
-    and null. ``arguments`` and ``run`` come on top. Another's file of this name stays as it is,
-    with a warning.
+    with a bound, steps and seconds (those after the checkpoint that a run was resumed from),
+    versions and fingerprints; task and data are not known here, and null. ``arguments`` and ``run``
+    come on top. Another's file of this name stays as it is, with a warning.
 
     Args:
-        trainer: the trainer.
-        objective: its methods.
+        binding: of trainer and methods.
         folder: that of the model.
     """
     if _is_of_others(folder / RESULT):
@@ -41,6 +43,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
             stacklevel=2,
         )
         return
+    trainer, objective = binding.trainer, binding.objective
     methods, model = objective.regularizers, getattr(trainer.model, "config", None)
     seconds = [entry["train_runtime"] for entry in _log(trainer) if "train_runtime" in entry]
     source = getattr(model, "_name_or_path", "") or None
@@ -57,6 +60,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
             "train_seconds": sum(seconds),
             "steps": trainer.state.global_step,
             "epochs": trainer.state.epoch,
+            "resumed_from_step": binding.began_at,
             "device": device_name(trainer.args.device),
         },
         "data": {"train": _rows(trainer.train_dataset), "validation": _rows(trainer.eval_dataset)},
@@ -142,7 +146,8 @@ def _scores(trainer: Trainer) -> list[EvalResult] | None:
 
 def _task_type(trainer: Trainer) -> str | None:
     """The hub's name of what the model is for, from its class."""
-    name = type(trainer.accelerator.unwrap_model(trainer.model)).__name__
+    assert trainer.model is not None
+    name = type(declaring(unwrap(trainer.model))).__name__
     mappings: dict[str, Any] = dict(TASK_MAPPING)
     for task, mapping in mappings.items():
         for classes in mapping.values():

@@ -216,7 +216,7 @@ class Regularized(Trainer):
             config = getattr(declaring(model), "config", None)
             if hasattr(model, "peft_config") and isinstance(config, PretrainedConfig):
                 config.save_pretrained(folder)
-            write_record(self, self._binding.objective, folder)
+            write_record(self._binding, folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Create the card, with the methods."""
