@@ -5,6 +5,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from transformers import Trainer
 
 from helpers.training import Rows, arguments, collate
 from smoothtune import FGM, L2SP, Plain, SmoothTrainer
@@ -67,6 +68,22 @@ def test_with_methods_the_cut_does_not_matter(tmp_path, method) -> None:
     for cut in CUTS[1:]:
         for name, weight in trained(tmp_path, [method], **cut).items():
             torch.testing.assert_close(weight, whole[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("cut", CUTS[:2])
+def test_a_trainer_without_methods_adds_up_parts_of_an_update(tmp_path, cut: dict) -> None:
+    """It divides no loss that takes the count of labels, so three batches weighed three times."""
+    model = tiny_model("bert", num_labels=3, dtype=torch.float64)
+    Trainer(
+        model=model,
+        args=arguments(tmp_path, **{"per_device_train_batch_size": 6} | cut),
+        train_dataset=Rows(6),
+        data_collator=lambda rows: {k: v for k, v in collate(rows).items() if k != "example_id"},
+        compute_loss_func=ClassWeightedLoss([1, 1, 1]),
+    ).train()
+    expected = trained(tmp_path, weights=[1, 1, 1])
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), expected[name], rtol=1e-6, atol=1e-8)
 
 
 def test_weights_are_positive() -> None:

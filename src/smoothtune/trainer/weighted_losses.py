@@ -16,7 +16,8 @@ class ClassWeightedLoss:
     """Weighted mean of the cross entropy over rows, divided by the sum of their weights.
 
     As `compute_loss_func` of a Trainer. With `regularize` or `SmoothTrainer` an update has the
-    weighted mean over all its rows, whatever batches they come in.
+    weighted mean over all its rows, whatever batches they come in; in other Trainers the mean of
+    the batches' own, by their numbers of rows.
 
     Args:
         weights: of class 0, 1, ...; > 0.
@@ -33,7 +34,8 @@ class ClassWeightedLoss:
     ) -> Tensor:
         """() weighted mean over a batch with logits (B, C) and labels (B,)."""
         logits = _logits(outputs)
-        return F.cross_entropy(logits, labels, weight=self.weights.to(logits))
+        mean = F.cross_entropy(logits, labels, weight=self.weights.to(logits))
+        return _in_update(mean, labels, num_items_in_batch)
 
     def total(self, labels: Tensor) -> Tensor:
         """() sum of the weights of labels (B,)."""
@@ -61,9 +63,15 @@ class LabelWeightedLoss:
     ) -> Tensor:
         """() mean over a batch with logits (B, L) and labels (B, L), 0 or 1."""
         logits = _logits(outputs)
-        return F.binary_cross_entropy_with_logits(
+        mean = F.binary_cross_entropy_with_logits(
             logits, labels.to(logits.dtype), pos_weight=self.weights.to(logits)
         )
+        return _in_update(mean, labels, num_items_in_batch)
+
+
+def _in_update(mean: Tensor, labels: Tensor, num_items: Any) -> Tensor:
+    """() what a Trainer adds up: the mean of a batch, times its part of the update's labels."""
+    return mean if num_items is None else mean * ((labels != IGNORED).sum() / num_items)
 
 
 def _positive(weights: Sequence[float], kind: str) -> Tensor:
