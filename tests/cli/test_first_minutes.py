@@ -228,6 +228,8 @@ def test_an_evaluation_is_beside_its_model(tmp_path: Path, monkeypatch: Any) -> 
     assert folder("out/tuned/") == "out/tuned-evaluation"
     assert folder("out/tuned", "out/other") == "out/tuned-ensemble-evaluation"
     assert folder("org/tuned") == "tuned-evaluation"  # of the hub
+    monkeypatch.chdir("out/tuned")
+    assert folder(".") == str(tmp_path / "out" / "tuned-evaluation")
     assert str(Settings(model="org/tuned", output_dir="out").folder) == "out"
 
 

@@ -131,6 +131,8 @@ class Settings(ModelFields):
         if self.output_dir is not None:
             return Path(self.output_dir)
         model = Path(self.model).expanduser()
+        if model.name in ("", ".."):  # as in `.`, which Path takes for its own parent
+            model = Path(os.path.abspath(model))
         parent = model.parent if model.is_dir() else Path()  # the hub's are in no folder here
         kind = "ensemble-evaluation" if self.ensemble else "evaluation"
         return parent / f"{os.path.basename(os.path.abspath(model))}-{kind}"
