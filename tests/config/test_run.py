@@ -190,6 +190,15 @@ def test_a_field_of_two_types_is_one_problem(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ("eval_steps: 9", "eval_steps: needs eval_strategy: steps"),
+        ("save_steps: 9", "save_steps: needs save_strategy: steps"),
+        (
+            "load_best_model_at_end: true\nsave_steps: 9",
+            "save_steps: is eval_steps with load_best_model_at_end",
+        ),
+        (
+            "lr_scheduler_type: constant\nwarmup_steps: 9",
+            "warmup_steps: needs another lr_scheduler_type",
+        ),
         (
             "load_best_model_at_end: true\nearly_stopping_threshold: 0.1",
             "early_stopping_threshold: needs early_stopping_patience",

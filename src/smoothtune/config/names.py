@@ -204,5 +204,11 @@ def check_combinations(draft: Draft) -> None:
         message = f"must be {strategy} with load_best_model_at_end; leave it out"
         saved = values.get("save_strategy") in ("no", strategy)
         draft.refuse(message, "save_strategy", unless=saved)
+        draft.refuse("is eval_steps with load_best_model_at_end; leave it out", "save_steps")
+    elif values.get("save_strategy") != "steps":
+        draft.refuse("needs save_strategy: steps", "save_steps")
+    if values.get("lr_scheduler_type") == "constant":
+        message = "needs another lr_scheduler_type, such as constant_with_warmup"
+        draft.refuse(message, "warmup_steps")
     if not values.get("push_to_hub"):
         draft.refuse("needs push_to_hub", "hub_model_id", "hub_private_repo")
