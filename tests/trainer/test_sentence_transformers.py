@@ -326,3 +326,32 @@ def test_a_loss_that_one_forward_does_not_give_is_refused(folder, tmp_path):
     trainer.loss = Decayed(trainer.model)
     with pytest.raises(ValueError, match="Decayed is .* in its trainer and .* from one forward"):
         regularize(trainer, R3F(weight=1.0)).train()
+
+
+class Parts(losses.MultipleNegativesRankingLoss):
+    """In two parts, which the trainer logs."""
+
+    def forward(self, *args, **kwargs):
+        whole = super().forward(*args, **kwargs)
+        return {"most": 0.75 * whole, "rest": 0.25 * whole}
+
+
+def test_the_parts_of_a_loss_are_logged_of_the_clean_pass(folder, tmp_path):
+    """Neither the comparison before the first update nor perturbed passes are among them."""
+    model = embedder(folder)
+    settings = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    settings |= {"use_cpu": True, "report_to": "none", "save_strategy": "no"}
+    trainer = Trainer(
+        model=model,
+        args=Arguments(str(tmp_path), **settings),
+        train_dataset=pairs(),
+        eval_dataset=pairs(),
+        loss=Parts(model),
+    )
+    regularize(trainer, R3F(weight=0.1)).train()
+    log = trainer.state.log_history
+    for kind, whole, part in (("train", "loss/task", "most"), ("eval", "eval_loss", "eval_most")):
+        values = [(entry[whole], entry[part]) for entry in log if whole in entry]
+        assert len(values) == 2, kind
+        for value, logged in values:
+            assert logged == pytest.approx(0.75 * value, rel=1e-3)

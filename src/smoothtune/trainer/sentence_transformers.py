@@ -110,6 +110,7 @@ class EmbeddingLoss:
         self.batch["labels"] = torch.zeros_like(
             self.batch["input_ids"][:, 0]
         )  # marks the batch as labeled
+        self.tracked = False
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """Embed all texts once; scalar loss, and the outputs with `sentence_embedding` (N, D)."""
@@ -123,9 +124,22 @@ class EmbeddingLoss:
         if embedded.calls != len(self.columns):
             raise ValueError(_NOT_ONCE.format(type(self.loss).__name__))
         if isinstance(loss, dict):
-            self.trainer.track_loss_components(loss)
+            if not self.tracked:  # later passes are perturbed
+                self.trainer.track_loss_components(loss)
+                self.tracked = True
             loss = torch.stack(list(loss.values())).sum()
         return loss, outputs
+
+
+@contextmanager
+def components_kept(trainer: Any) -> Iterator[None]:
+    """Leave out of the log of a loss's components what is counted within."""
+    kept = trainer.accum_loss_components
+    trainer.accum_loss_components = {mode: {} for mode in kept}
+    try:
+        yield
+    finally:
+        trainer.accum_loss_components = kept
 
 
 _NOT_ONCE = (

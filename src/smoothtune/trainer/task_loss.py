@@ -22,7 +22,11 @@ from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
 from smoothtune.nn.model_facts import added_loss, predicts_tokens, with_decoder_inputs
-from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
+from smoothtune.trainer.sentence_transformers import (
+    EmbeddingLoss,
+    components_kept,
+    is_embedding_trainer,
+)
 from smoothtune.trainer.trl import metrics_kept, trl_trainer
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
@@ -171,7 +175,7 @@ class TrainerLoss:
         if self.kind == "embedding":
             embedding = EmbeddingLoss(self.trainer, inputs)
             if not self.compared:
-                self._compare(embedding, inputs)
+                self._compare(inputs)
             return Prepared(embedding.batch, Weighed(embedding, 1 / rows), rows, weights)
         batch = dict(inputs)
         if self.kind == "next token":
@@ -218,18 +222,25 @@ class TrainerLoss:
 
         return finite
 
-    def _compare(self, embedding: EmbeddingLoss, inputs: dict[str, Any]) -> None:
+    def _compare(self, inputs: dict[str, Any]) -> None:
         """Once, compare the loss from one forward with the trainer's own, dropout off.
 
         Raises:
             ValueError: they differ.
         """
         self.compared, model = True, self.trainer.model
-        with torch.no_grad(), evaluating(model), rng.isolated(device_of(embedding.batch)):
+        embedding = EmbeddingLoss(self.trainer, inputs)
+        device = device_of(embedding.batch)
+        with (
+            torch.no_grad(),
+            evaluating(model),
+            rng.isolated(device),
+            components_kept(self.trainer),
+        ):
             loss, _ = embedding(model, embedding.batch)
             own: Any = self.compute_loss(model, dict(inputs))
         assert loss is not None
-        rounded = autocast_dtype(model, device_of(embedding.batch)) is not None
+        rounded = autocast_dtype(model, device) is not None
         if not torch.isclose(loss.float(), own.float(), rtol=0.05 if rounded else 1e-3, atol=1e-6):
             raise ValueError(
                 f"{type(self.trainer.loss).__name__} is {own.item():.6g} in its trainer and "
