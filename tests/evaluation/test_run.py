@@ -178,7 +178,7 @@ def test_a_lone_set_is_evaluated_whole(name: str, tiny_folder: Path, tmp_path: P
     options = lone_file(tmp_path / name, ["poor", "fine"] * 16)
     found = call(tiny_folder / "tuned", *options, "--corruption", "--output-dir", tmp_path / "out")
     assert found.exit_code == 0, found.output
-    assert "32 rows to evaluate on, no training rows" in found.stdout
+    assert "32 rows to evaluate on, no known training rows" in found.stdout
     assert "taken in order" not in found.stdout
     content = content_of(tmp_path / "out")
     numbers = content["parts"]["metrics"]["numbers"]
@@ -383,10 +383,11 @@ def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_plots")
 def test_a_model_of_a_regularized_trainer(tiny_folder: Path, tmp_path: Path, rows) -> None:
-    """Its record has no task, no data, and no price of a step."""
+    """Its record has no task, no data but the number of rows, and no price of a step."""
     model = BertForSequenceClassification.from_pretrained(tiny_folder / "model")
     arguments = TrainingArguments(tmp_path, max_steps=1, use_cpu=True, report_to=[])
-    plain = Trainer(model, arguments, train_dataset=rows.remove_columns(["length", "example_id"]))
+    few = rows.remove_columns(["length", "example_id"]).select(range(4))
+    plain = Trainer(model, arguments, train_dataset=few)
     plain.processing_class = load_base(str(tiny_folder / "model")).tokenizer
     plain.data_collator = DataCollatorWithPadding(plain.processing_class)
     trainer = regularize(plain, ReInit())
@@ -398,6 +399,8 @@ def test_a_model_of_a_regularized_trainer(tiny_folder: Path, tmp_path: Path, row
     assert found.exit_code == 0, found.output
     assert content_of(folder)["training"]["methods"] == {"reinit": ReInit().settings()}
     assert re.search(r", training \d+ s\.", (folder / "evaluation.md").read_text())
+    numbers = content_of(folder)["parts"]["metrics"]["numbers"]
+    assert (numbers["train_rows"], numbers["generalization_gap"]) == (0, None)
 
 
 def started_in(folder: Path, tiny_folder: Path) -> Path:

@@ -137,7 +137,8 @@ def _gap(run: Run) -> Iterator[Finding]:
     score, high = trained[run.main_metric], numbers["metrics"][run.main_metric]["high"]
     large = gap > 2 * TOLERATED_LOSS and high is not None and score > high
     small: Verdict = "good" if gap <= 2 * TOLERATED_LOSS and beats_chance(run) else "note"
-    text = f"On training rows {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}."
+    rows = "training rows" if run.content["training"] else "rows of the train split"
+    text = f"On {rows} {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}."
     advice = (
         f"it fits its training rows {100 * gap:.0f} points better than others: take more rows, "
         "fewer epochs, or a regularizer"

@@ -121,7 +121,7 @@ def about_rows(subject: Subject) -> Iterator[str]:
     yield from dict.fromkeys(filter(None, (taken_in_order(x.config, names) for x in models)))
     if not len(prepared.train):
         count = subject.num_examples(prepared.validation)
-        yield f"{count} rows to evaluate on, no training rows: no generalization gap"
+        yield f"{count} rows to evaluate on, no known training rows: no generalization gap"
 
 
 def fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | None:
@@ -207,7 +207,9 @@ def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) 
     prepare_rows: Callable[..., Prepared] = prepare
     if not (is_training_data(settings, training) or is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
-        prepare_rows = partial(prepare_evaluation, model_labels=names)
+        rows = (training or {}).get("data", {}).get("train")  # a number in a Trainer's record
+        known = rows if isinstance(rows, int) else None
+        prepare_rows = partial(prepare_evaluation, model_labels=names, trained_on=known)
     try:
         return prepare_rows(
             settings.data or task.hub_id or "",

@@ -151,6 +151,7 @@ def prepare_evaluation(
     tokenizer: PreTrainedTokenizerBase,
     *,
     model_labels: Sequence[str] = (),
+    trained_on: int | None = None,
     max_train_samples: int | None = None,
     max_eval_samples: int | None = None,
     max_seq_length: int = 128,
@@ -168,6 +169,8 @@ def prepare_evaluation(
         tokenizer: the model's tokenizer.
         model_labels: names of the model's outputs, in order. They are the task's labels where there
             is no train split and the rows hold some of them, by name or by number.
+        trained_on: number of rows that the model was trained on, if it is known. A train split of
+            another number holds others, so there are no training rows.
         max_train_samples: as `prepare`.
         max_eval_samples: as `prepare`.
         max_seq_length: as `prepare`.
@@ -188,8 +191,9 @@ def prepare_evaluation(
     selection = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
     if "train" in splits and name != "train":
         task = task.with_labels(splits["train"], str(source))
-        train = sampled(np.arange(len(splits["train"])), max_train_samples, seed)
-        selection = {"train": ("train", train)} | selection
+        if trained_on in (None, len(splits["train"])):
+            train = sampled(np.arange(len(splits["train"])), max_train_samples, seed)
+            selection = {"train": ("train", train)} | selection
     else:
         if _is_labeled_as(splits[name], task, model_labels):
             task = replace(task, label_names=tuple(model_labels))
