@@ -336,6 +336,16 @@ def test_embeddings_in_place_of_tokens_are_refused_where_words_are_perturbed():
         Objective(R3F(weight=1.0)).attach(model)(model, batch | {"inputs_embeds": words})
 
 
+def test_a_mask_of_pairs_of_tokens_is_refused_where_words_are_perturbed():
+    model, batch = tiny_model("bert"), tiny_batch()
+    rows, length = batch["input_ids"].shape
+    batch["attention_mask"] = torch.ones(rows, 1, length, length)
+    ours, own = task_loss(model, batch)
+    torch.testing.assert_close(ours, own)
+    with pytest.raises(ValueError, match="whether it is real, not of each pair"):
+        Objective(R3F(weight=1.0)).attach(model)(model, batch)
+
+
 def test_labels_of_unknown_kind_before_the_first_labeled_batch():
     model, batch = tiny_model("bert"), tiny_batch()
     unlabeled = {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -262,7 +262,8 @@ def tokens_and_mask(
         side: of an encoder-decoder.
 
     Raises:
-        ValueError: the batch has no `input_ids`, or does not say what the decoder reads.
+        ValueError: the batch has no `input_ids`, does not say what the decoder reads, or has a mask
+            of pairs of tokens.
     """
     parts = [
         _of_encoder(batch) if one == "encoder" else _of_decoder(batch)
@@ -277,8 +278,15 @@ def _of_encoder(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             f"a perturbation needs `input_ids`, and the batch has {', '.join(batch)}: use a "
             "weight-side method such as mixout or l2_sp"
         )
-    ids, mask = batch["input_ids"].flatten(0, -2), batch.get("attention_mask")
-    return ids, torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    if mask is None:
+        mask = torch.ones_like(ids)
+    elif mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}: a "
+            "perturbation needs one that says of each token whether it is real, not of each pair"
+        )
+    return ids.flatten(0, -2), mask.flatten(0, -2).bool()
 
 
 def _of_decoder(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
