@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import MPNetConfig, MPNetModel, T5Config, T5EncoderModel
+from transformers import (
+    MPNetConfig,
+    MPNetModel,
+    Starcoder2Config,
+    Starcoder2Model,
+    T5Config,
+    T5EncoderModel,
+)
 
 from smoothtune import ForwardPass
 from smoothtune.nn.dropout import dropout_rates, sites
@@ -24,6 +31,19 @@ def test_is_the_model_configured_with_that_rate(architecture):
         logits.append(each(**tiny_batch())["logits"])
     assert torch.equal(logits[0], logits[1])
     assert not torch.equal(logits[0], logits[2])
+
+
+def test_at_a_rate_of_0_nothing_is_drawn():
+    rates = {"residual_dropout": 0.5, "embedding_dropout": 0.5}
+    model = Starcoder2Model(Starcoder2Config(**SIZES, **rates, num_key_value_heads=2)).train()
+    ids = torch.arange(12).view(2, 6)
+
+    def states():
+        return model(input_ids=ids)["last_hidden_state"]
+
+    assert not torch.equal(states(), states())
+    with dropout_rates(model, 0.0):
+        assert torch.equal(states(), states())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -26,9 +26,21 @@ RATE_ATTRIBUTES = (
     "attention_dropout",
     "attn_dropout",
     "attn_pdrop",
+    "attn_dropout_p",
+    "embedding_dropout",
+    "residual_dropout",
+    "resid_pdrop",
 )
 # Dropouts that attention modules apply to what they return, not to attention probabilities.
-AROUND_ATTENTION = ("resid_dropout", "out_drop", "output_dropout", "pos_dropout", "hidden_dropout")
+AROUND_ATTENTION = (
+    "resid_dropout",
+    "residual_dropout",
+    "resid_pdrop",
+    "hidden_dropout",
+    "out_drop",
+    "output_dropout",
+    "pos_dropout",
+)
 
 
 def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
