@@ -109,7 +109,8 @@ class HigherDerivatives:
         if order >= 3:
             self.norms = [module for module in model.modules() if _is_layer_norm(module)]
             for module in self.norms:
-                module.__class__ = _composite(type(module))
+                kind: Any = type(module)
+                module.__class__ = _composite(kind)
             if self.norms:
                 warn_once(
                     "nn.LayerNorm is computed from elementary operations while training: the "
