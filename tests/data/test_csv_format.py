@@ -83,6 +83,11 @@ def test_the_separator_below_a_title(tmp_path: Path) -> None:
     assert fitting_separator(file) == ";"
 
 
+def test_a_comma_in_every_text_is_no_separator_below_a_title(tmp_path: Path) -> None:
+    file = write(tmp_path / "f.csv", "text;label\ngood, part 1;pos\nbad, part 2;neg\n")
+    assert fitting_separator(file) == ";"
+
+
 def test_one_column_that_holds_a_separator(tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv", "text;label\na;pos\nb;neg\n")
     task = describe_task(text_columns="text")

@@ -97,15 +97,23 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def fitting_separator(file: Path, encoding: str | None = None) -> str | None:
-    """The separator that gives every one of the first rows the same columns, two or more."""
-    columns = {each: _common_length(_first_rows(file, each, encoding)) for each in SEPARATORS}
-    best = max(columns, key=lambda each: columns[each])
-    return best if columns[best] > 1 else None
+    """The separator that gives every one of the first rows the same columns, two or more.
+
+    If there is none, one that does so below a title.
+    """
+    rows = {each: _first_rows(file, each, encoding) for each in SEPARATORS}
+    below = {each: lines[1:] for each, lines in rows.items() if lines and len(lines[0]) == 1}
+    for candidates in (rows, below):
+        columns = {each: _common_length(lines) for each, lines in candidates.items()}
+        best = max(columns, key=lambda each: columns[each], default=None)
+        if best is not None and columns[best] > 1:
+            return best
+    return None
 
 
 def _common_length(rows: list[list[str]]) -> int:
-    """Number of columns that all rows have below a title, if there is one; 0 if they differ."""
-    counts = {len(row) for row in (rows[1:] if rows and len(rows[0]) == 1 else rows)}
+    """Number of columns that all rows have; 0 if they differ."""
+    counts = {len(row) for row in rows}
     return counts.pop() if len(counts) == 1 else 0
 
 
