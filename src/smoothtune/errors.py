@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Location = tuple[str | int, ...]
@@ -136,12 +136,23 @@ def unknown(kind: str, name: str, choices: Iterable[str], listing: str | None = 
             close; None: by kind.
     """
     names = sorted(choices)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = " or ".join(map(repr, _close(name, names)))
     listing = LISTINGS.get(kind) if listing is None else listing
     if close and listing and len(names) > MOST_NAMES:
-        return f"unknown {kind} {name!r}; did you mean {close[0]!r}? All are in {listing}"
-    hint = f"; did you mean {close[0]!r}?" if close else "."
+        return f"unknown {kind} {name!r}; did you mean {close}? All are in {listing}"
+    hint = f"; did you mean {close}?" if close else "."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
+
+
+def _close(name: str, names: Sequence[str]) -> list[str]:
+    """Names that it is the end or, as `lr`, the initials of; else the most similar one."""
+    longer = [each for each in names if each.endswith(f"_{name}")]
+    longer += [each for each in names if "_" in each and _initials(each) == name]
+    return longer or difflib.get_close_matches(name, names, n=1)
+
+
+def _initials(name: str) -> str:
+    return "".join(word[0] for word in name.split("_") if word)
 
 
 def counted(count: int | str, noun: str) -> str:

@@ -76,12 +76,28 @@ def test_unreadable_files(tmp_path: Path) -> None:
     assert problems(tmp_path / "none.yaml") == [
         "none.yaml: cannot be read: No such file or directory"
     ]
+    assert problems(tmp_path) == [
+        f"{tmp_path.name}: is a folder; name the run file, such as {tmp_path / 'run.yaml'}"
+    ]
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"task: sst2\ndata: caf\xe9\n")
     assert problems(latin) == ["latin.yaml:2: is not UTF-8 (byte 20); save it as UTF-8"]
     assert problems(write(tmp_path, "- a\n")) == [
         "run.yaml: holds no fields; write key: value lines"
     ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("epochs", "'num_train_epochs'"),
+        ("lr", "'learning_rate'"),
+        ("batch_size", "'per_device_eval_batch_size' or 'per_device_train_batch_size'"),
+    ],
+)
+def test_short_names_are_understood(typed: str, meant: str, tmp_path: Path) -> None:
+    found = problems(write(tmp_path, f"{MINIMAL}{typed}: 3\n"))
+    assert f"unknown field {typed!r}; did you mean {meant}? All are in" in found[0]
 
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:

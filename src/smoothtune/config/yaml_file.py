@@ -70,6 +70,9 @@ def read_yaml(path: str | Path) -> Document:
             message = f"holds rows and is no run file; one is written by: smoothtune init {path}"
             return Document(problems=[Problem(str(path), "", message)])
         text = raw.decode("utf-8-sig")
+    except IsADirectoryError:
+        message = f"is a folder; name the run file, such as {path / 'run.yaml'}"
+        return Document(problems=[Problem(str(path), "", message)])
     except OSError as error:
         return Document(problems=[Problem(str(path), "", f"cannot be read: {error.strerror}")])
     except UnicodeDecodeError as error:
