@@ -62,6 +62,21 @@ def test_the_lock_of_another_program_stays(kind: str, tmp_path: Path) -> None:
     assert lock.exists()
 
 
+def test_a_folder_in_which_nothing_was_written_does_not_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "out"
+    with pytest.raises(ZeroDivisionError), owned(folder):
+        1 / 0  # noqa: B018
+    assert not (tmp_path / "new").exists()
+    with owned(folder):
+        (tmp_path / "new" / "notes.txt").touch()
+    assert not folder.exists()
+    assert (tmp_path / "new" / "notes.txt").exists()
+    folder.mkdir()
+    with owned(folder):
+        pass
+    assert folder.exists()
+
+
 def test_an_empty_lock_is_used_and_left(tmp_path: Path) -> None:
     (tmp_path / LOCK).touch()
     with owned(tmp_path):

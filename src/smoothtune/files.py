@@ -151,7 +151,7 @@ def _finite(text: str) -> float:
 
 @contextmanager
 def owned(folder: Path, *parts: str) -> Iterator[Path]:
-    """Make a folder and hold its lock: no other process writes it meanwhile.
+    """Hold the lock of a folder, which is made if it is missing, and removed if it stays empty.
 
     Args:
         folder: the one to own.
@@ -163,6 +163,7 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; choose another output_dir")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_links(folder)
@@ -192,6 +193,9 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
             with suppress(OSError):
                 (folder / LOCK).unlink(missing_ok=True)
         lock.release()
+        with suppress(OSError):  # as soon as one holds something
+            for each in made:
+                each.rmdir()
 
 
 _held: dict[Path, tuple[int, int] | None] = {}
@@ -199,11 +203,9 @@ _held: dict[Path, tuple[int, int] | None] = {}
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    with suppress(OSError):
+        return (status := path.stat()).st_dev, status.st_ino
+    return None
 
 
 def check_owned(folder: Path) -> None:
@@ -267,15 +269,13 @@ def is_owned(folder: Path) -> bool:
     """True while a process holds the lock of `owned` on this folder."""
     if not (folder / LOCK).is_file() or (folder / LOCK).is_symlink():
         return False
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder / LOCK, timeout=0):
+            return False
     except Timeout:
         return True
     except OSError:
         return False
-    lock.release()
-    return False
 
 
 def open_log(path: Path) -> Any:
