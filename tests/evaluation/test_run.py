@@ -243,12 +243,14 @@ def test_the_same_seed_gives_the_same_numbers(
 def test_finished_parts_are_kept_when_a_later_one_fails(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tiny_folder / "tuned" / "calibration.json").unlink(missing_ok=True)
     arguments = [tiny_folder / "tuned", "--calibration", "--drift", "--output-dir", tmp_path]
     with monkeypatch.context() as patch:
         patch.setitem(parts.PARTS, "drift", parts.Measurement("", lambda subject: 1 / 0))
         assert isinstance(call(*arguments).exception, ZeroDivisionError)
     kept = content_of(tmp_path)["parts"]
     assert list(kept) == ["metrics", "calibration"]
+    assert (tiny_folder / "tuned" / "calibration.json").exists()
     again = call(*arguments)
     assert again.exit_code == 0, again.output
     assert "calibration: done before, kept" in again.stdout

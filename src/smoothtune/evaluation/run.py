@@ -31,7 +31,7 @@ from smoothtune.evaluation.output import (
     write_curves,
     write_predictions,
 )
-from smoothtune.evaluation.parts import evaluate_part, requested_parts
+from smoothtune.evaluation.parts import Measurement, evaluate_part, requested_parts
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import (
     is_training_data,
@@ -89,24 +89,31 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             if name in content["parts"]:
                 check_read_as(name, content["parts"][name], settings)
                 say(console, f"{name}: done before, kept")
-                continue
-            bar.part, start = name, time.perf_counter()
-            result = evaluate_part(name, part, subject)
-            check_owned(folder)
-            write_curves(folder, name, result, console)
-            if name == "metrics":
-                write_predictions(folder, subject)
-            if not result.skipped:
-                add_examples(folder, measured_examples(subject, name))
-            seconds = time.perf_counter() - start
-            content["parts"][name] = result.content() | {"seconds": seconds}
-            write_json(folder / EVALUATION, content)
-            done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
-            say(console, f"{name}: {done}")
-    calibration = None if settings.ensemble else fitted_calibration(content, folder)
-    if calibration and (message := keep_calibration(calibration, settings.model)):
-        say(console, message)
+            else:
+                bar.part = name
+                content["parts"][name] = _measured(name, part, subject, console)
+                write_json(folder / EVALUATION, content)
+            if name == "calibration" and not settings.ensemble:
+                calibration = fitted_calibration(content, folder)
+                if calibration and (message := keep_calibration(calibration, settings.model)):
+                    say(console, message)
     return content
+
+
+def _measured(name: str, part: Measurement, subject: Subject, console: Console) -> dict[str, Any]:
+    """Measure a part, write its files, and give what ``evaluation.json`` is to hold of it."""
+    folder, start = subject.settings.folder, time.perf_counter()
+    result = evaluate_part(name, part, subject)
+    check_owned(folder)
+    write_curves(folder, name, result, console)
+    if name == "metrics":
+        write_predictions(folder, subject)
+    if not result.skipped:
+        add_examples(folder, measured_examples(subject, name))
+    seconds = time.perf_counter() - start
+    done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
+    say(console, f"{name}: {done}")
+    return result.content() | {"seconds": seconds}
 
 
 def about_rows(subject: Subject) -> Iterator[str]:
