@@ -253,7 +253,9 @@ def test_a_fitted_temperature_can_be_applied(foreign: Path, tmp_path: Path) -> N
     (foreign / "README.md").write_text("# A model\n")
     described = ("--data", data, "--text-column", "text")
     arguments = ("predict", foreign, *described, "--to", tmp_path / "p.jsonl", "--probabilities")
-    assert f"holds no {CALIBRATION}" in call(*arguments, "--calibrated").stderr
+    told = call(*arguments, "--calibrated").stderr
+    assert f"holds no {CALIBRATION}" in told
+    assert told.strip().endswith("--calibration --data labeled.csv --text-column text")
     out = ("--calibration", "--output-dir", tmp_path / "out", "--num-resamples", 20)
     found = call("evaluate", foreign, *described, *out)
     assert found.exit_code == 0, found.output

@@ -375,7 +375,9 @@ def test_sets_of_classes_have_the_coverage_that_was_asked_for(
 ) -> None:
     data = write_csv(tmp_path / "new.csv", text=[*TEXTS, "good film", "bad film"])
     arguments = (trained, "--data", data, "--to", tmp_path / "out.jsonl", "--coverage")
-    assert "holds no calibration.json" in call(*arguments, 0.9).stderr
+    told = call(*arguments, 0.9).stderr
+    assert "holds no calibration.json" in told
+    assert told.strip().endswith(f"smoothtune evaluate {trained} --calibration")
     out = ("--calibration", "--num-resamples", 20, "--output-dir", tmp_path / "e")
     assert CliRunner().invoke(app, ["evaluate", *map(str, (trained, *out))]).exit_code == 0
     kept = json.loads((trained / "calibration.json").read_text())

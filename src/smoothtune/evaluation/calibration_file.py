@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -85,15 +87,16 @@ def _section(calibration: Calibration) -> str:
     return f"<!-- calibration -->\n## Calibration\n\n{text}\n<!-- end of calibration -->\n"
 
 
-def stored_calibration(model: str, weights: str) -> Calibration:
-    """The calibration beside a model.
+def stored_calibration(model: str, weights: str, options: Sequence[str] = ()) -> Calibration:
+    """The calibration beside a model; `options` are what its evaluation needs beside the model.
 
     Raises:
         ModelError: there is none, or it belongs to other weights.
         OutputError: it is damaged.
     """
     path = Path(os.path.expanduser(model)) / CALIBRATION
-    again = f"fit one with: smoothtune evaluate {model} --calibration"
+    command = ["smoothtune", "evaluate", model, "--calibration", *options]
+    again = f"fit one with: {shlex.join(command)}"
     content = read_json(path)
     if content is None:
         raise ModelError(f"{model} holds no {CALIBRATION}; {again}")

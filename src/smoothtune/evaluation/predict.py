@@ -47,7 +47,8 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     """
     console = console or Console()
     to = target_file(settings)
-    settings = resolve_prediction(settings, training_record(settings.model))
+    record = training_record(settings.model)
+    settings = resolve_prediction(settings, record)
     task = configured_task(settings)
     # the rows, and what is to be written of them
     required = RequiredColumns(task.rows.unlabeled_columns) if settings.drop_missing else None
@@ -55,7 +56,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = task.with_model_labels(base.config, raw, settings.data)
     names = column_names(task, settings)
-    temperature, threshold = _fitted(settings, base)
+    temperature, threshold = _fitted(settings, base, record)
     if existing := [name for name in names if name in raw.column_names]:
         raise DataError(f"{settings.data}: has a column {existing[0]!r} already; rename it")
     rows = _tokenized(settings, raw, task, base, console)
@@ -130,7 +131,9 @@ def column_names(task: Task, settings: Prediction) -> list[str]:
     ]
 
 
-def _fitted(settings: Prediction, base: Base) -> tuple[float | None, float | None]:
+def _fitted(
+    settings: Prediction, base: Base, record: dict[str, Any] | None
+) -> tuple[float | None, float | None]:
     """What divides the logits, and the threshold of the sets; None: not asked for.
 
     Raises:
@@ -138,7 +141,8 @@ def _fitted(settings: Prediction, base: Base) -> tuple[float | None, float | Non
     """
     if not settings.calibrated and settings.coverage is None:
         return None, None
-    calibration = stored_calibration(settings.model, weights_fingerprint(base.source))
+    weights, options = weights_fingerprint(base.source), _of_evaluation(settings, record)
+    calibration = stored_calibration(settings.model, weights, options)
     path, temperature, threshold = f"{settings.model}/{CALIBRATION}", None, None
     if settings.calibrated:
         temperature = calibration.temperature
@@ -151,6 +155,14 @@ def _fitted(settings: Prediction, base: Base) -> tuple[float | None, float | Non
         except ValueError as error:
             raise ModelError(f"--coverage: {path}: {error}; evaluate on more rows") from error
     return temperature, threshold
+
+
+def _of_evaluation(settings: Prediction, record: dict[str, Any] | None) -> list[str]:
+    """Options that `evaluate` needs for this model: rows with labels, if no training names any."""
+    if record and record["config"].get("task"):
+        return []
+    columns = [part for name in settings.text_columns or () for part in ("--text-column", name)]
+    return ["--data", "labeled.csv", *(columns or ["--task", str(settings.task)])]
 
 
 def _probabilities(task: Task, predictions: np.ndarray) -> dict[str, list[float]]:
