@@ -192,6 +192,17 @@ def test_a_lone_set_is_evaluated_whole(name: str, tiny_folder: Path, tmp_path: P
     assert "On training rows" not in page.read_text()
 
 
+def test_predictions_name_the_rows_of_the_file_where_some_are_left_out(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = lone_file(tmp_path / "files" / "rows.csv", ["poor", "", "fine", "poor", "", "fine"])
+    found = call(
+        tiny_folder / "tuned", *options, "--drop-missing", "--output-dir", tmp_path / "out"
+    )
+    assert found.exit_code == 0, found.output
+    assert read_predictions(tmp_path / "out")[0].tolist() == [0, 2, 3, 5]
+
+
 def test_rows_of_one_class_have_the_models_labels(tiny_folder: Path, tmp_path: Path) -> None:
     for labels in (["fine"] * 6, ["1"] * 6):
         options = lone_file(tmp_path / "files" / f"{labels[0]}.csv", labels)

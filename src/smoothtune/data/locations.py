@@ -14,6 +14,7 @@ FIRST = 10
 """Rows of one kind of problem that a message names."""
 _LINES: WeakKeyDictionary[Dataset, Callable[[], list[str]]] = WeakKeyDictionary()
 _LEFT_OUT: WeakKeyDictionary[Dataset, list[str]] = WeakKeyDictionary()
+_SOURCE_ROWS: WeakKeyDictionary[Dataset, np.ndarray] = WeakKeyDictionary()
 
 
 def remember(split: Dataset, lines: Callable[[], list[str]]) -> None:
@@ -30,6 +31,7 @@ def keep_locations(split: Dataset, before: Dataset, mask: np.ndarray | None = No
     `mask` (N,) says which of the other's rows they are; None: all.
     """
     gaps = left_out(before)
+    _SOURCE_ROWS[split] = source_rows(before)[slice(None) if mask is None else mask]
     if mask is not None:
         locate = row_locator(before)
         gaps = [*gaps, *map(locate, np.flatnonzero(~mask).tolist())]
@@ -40,6 +42,11 @@ def keep_locations(split: Dataset, before: Dataset, mask: np.ndarray | None = No
     if gaps:
         _LEFT_OUT[split] = gaps
     return split
+
+
+def source_rows(split: Dataset) -> np.ndarray:
+    """(N,) number in the source of every row, those counted that were left out."""
+    return _SOURCE_ROWS.get(split, np.arange(len(split)))
 
 
 def left_out(split: Dataset) -> list[str]:

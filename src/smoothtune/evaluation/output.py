@@ -103,10 +103,10 @@ def write_curves(folder: Path, part: str, result: Part, console: Console) -> Non
 
 
 def write_predictions(folder: Path, subject: Subject) -> None:
-    """Write a row for every validation example: its row among those kept, and its statistics."""
+    """Write a row for every validation example: its row in the source, and its statistics."""
     rows, task = subject.prepared.validation, subject.prepared.task
     statistics = task.scorer.example_statistics(subject.predictions, rows).tolist()
-    ids = task.scorer.example_ids(rows).tolist()
+    ids = subject.prepared.source_rows[task.scorer.example_ids(rows)].tolist()
     lines = (
         [row, *(int(value) if value.is_integer() else value for value in values)]
         for row, values in zip(ids, statistics, strict=True)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import column_problem, fingerprint
+from smoothtune.data.locations import source_rows
 from smoothtune.data.missing import left_out_message
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
@@ -38,6 +39,8 @@ class Prepared:
     """Tokenized validation split, without padding."""
     validation_split: str
     """The split of the source that `validation` is taken from."""
+    source_rows: np.ndarray
+    """By `example_id` of `validation`, the row in the source, with those that were left out."""
     report: Report
     """Rows, label counts, lengths and number of truncated texts of both splits."""
     fingerprint: str
@@ -270,6 +273,7 @@ def _prepared(
         train=tokenized.get("train", validation.select(range(0), keep_in_memory=True)),
         validation=validation,
         validation_split=selection["validation"][0],
+        source_rows=source_rows(splits[selection["validation"][0]]),
         report=Report(max_seq_length, reports),
         fingerprint=_fingerprint(contents),
     )
