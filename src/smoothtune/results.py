@@ -119,6 +119,8 @@ class RunResult(Record):
     """Name of the main metric."""
     metrics: Numbers
     train_metrics: Numbers
+    train_rows: int | None = None
+    """Of which these are, a sample in short runs; None: a record of an older version."""
     generalization_gap: float
     """Main metric on training rows minus that on validation rows."""
     brier: float | None = None

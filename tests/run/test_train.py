@@ -134,6 +134,9 @@ def test_training_rows_are_scored_on_a_sample(settings: dict) -> None:
         result = quiet_train(RunConfig(**settings | {"max_train_eval_samples": 5}))
     validation, seen = scored
     assert (len(validation), len(seen)) == (24, 5)
+    assert result["train_rows"] == 5
+    card = (Path(settings["output_dir"]) / "README.md").read_text()
+    assert "| metric | validation | train, 5 rows |" in card
     assert result["train_metrics"]["accuracy"] * 5 == pytest.approx(
         round(result["train_metrics"]["accuracy"] * 5)
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from datasets import Dataset
+
 from smoothtune.config.run import RunConfig
 from smoothtune.device import device_name
 from smoothtune.files import versions
@@ -62,9 +64,10 @@ def run_result(
     trainer: RunTrainer,
     metrics: dict[str, float],
     train_metrics: dict[str, float],
+    seen: Dataset,
     cost: Cost,
 ) -> RunResult:
-    """The content of ``result.json``."""
+    """The content of ``result.json``; `train_metrics` are those of the rows `seen`."""
     task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
     model: Any = trainer.model
     return RunResult(
@@ -79,6 +82,7 @@ def run_result(
         headline=main_metric,
         metrics=metrics,
         train_metrics=train_metrics,
+        train_rows=len(task.scorer.example_ids(seen)),
         generalization_gap=train_metrics[main_metric] - metrics[main_metric],
         brier=metrics.get("brier"),
         trivial_baseline=task.scorer.baseline(prepared.validation),

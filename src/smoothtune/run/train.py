@@ -221,7 +221,7 @@ def fit(
             metrics, train_metrics, predictions = final_evaluation(trainer, inputs, seen)
             seconds["evaluation"] = time.perf_counter() - start
     whole_cost = run_cost(trainer, cost, seconds, stopwatch.resumed_from)
-    result = run_result(config, inputs, trainer, metrics, train_metrics, whole_cost)
+    result = run_result(config, inputs, trainer, metrics, train_metrics, seen, whole_cost)
     trainer.objective.detach()
     weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
