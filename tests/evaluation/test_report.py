@@ -167,6 +167,7 @@ def test_seeds_of_training_and_evaluation_are_told_apart(evaluated: Path) -> Non
         )
         assert rows["seed of the training"] == shown
         assert rows["seed of the evaluation"] == str(run.content["settings"]["seed"])
+        assert rows["data"] == run.content["settings"]["data"]
 
 
 def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:

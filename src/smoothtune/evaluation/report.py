@@ -297,6 +297,7 @@ def provenance_table(runs: Sequence[Run]) -> Table:
     """What was evaluated, how, and with which versions."""
     rows = [
         ["model", *(str(run.content["model"]) for run in runs)],
+        ["data", *(str(run.content["settings"]["data"] or run.content["task"]) for run in runs)],
         ["methods", *(_of_training(run, "methods") for run in runs)],
         ["seed of the training", *(_of_training(run, "seed") for run in runs)],
         ["seed of the evaluation", *(str(run.content["settings"]["seed"]) for run in runs)],
