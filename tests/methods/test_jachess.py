@@ -271,6 +271,13 @@ def test_smoothness_is_measured_once_on_the_pretrained_model():
     assert torch.equal(objective.state_dict()["jachess/norms"], norms)
 
 
+def test_uniform_factors_need_no_smoothness():
+    model = tiny_model("bert")
+    objective = Objective(JacHess(c=1.0, weight=1.0, factors="uniform")).attach(model)
+    objective(model, tiny_batch())
+    assert "jachess/norms" not in objective.state_dict()
+
+
 def test_learning_rate_is_c():
     model = tiny_model("bert")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

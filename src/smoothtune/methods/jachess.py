@@ -218,12 +218,7 @@ class JacHess(DerivativePenalty):
             width = num_scores(clean.run()).to(estimate.hessian)
         else:
             read = self._reader(clean)
-            if self._norms is None:
-                self.calibrate(clean.full)
-            assert self._norms is not None
-            self._norms = self._norms.to(clean.device)
-            n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
-            weights = layer_factors(n, self.factors, self.temperature)
+            weights = layer_factors(self._smoothness(clean), self.factors, self.temperature)
             estimate = self._derivatives.estimate(clean, read, weights)
             width = estimate.hessian.new_full((), clean.hidden_states[-1].shape[-1])
         divisor = clean.mask.sum(1).clamp(min=1) if self.reduction == "token_mean" else 1
@@ -234,6 +229,16 @@ class JacHess(DerivativePenalty):
             hessian = counted / width * hessian
         self.diagnostics |= {"jacobian": jacobian.mean(), "hessian": hessian.mean()}
         return self._c * self.clipped(jacobian + self.hessian_weight * hessian).mean()
+
+    def _smoothness(self, clean: ForwardPass) -> Tensor:
+        """(L,) n, measured on this batch if it was not before; ones where g does not look at it."""
+        if self.factors == "uniform":
+            return torch.ones(len(clean.hidden_states) - 1, device=clean.device)
+        if self._norms is None:
+            self.calibrate(clean.full)
+        assert self._norms is not None
+        self._norms = self._norms.to(clean.device)
+        return self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
 
     def _reader(self, clean: ForwardPass) -> Reader:
         """What reads z_1..z_L of a pass on the same rows."""
