@@ -21,6 +21,9 @@ def curve(loss: float) -> dict:
     }
 
 
+RECORD = {"cost": {"train_seconds": 4.0}}
+
+
 def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **more) -> Run:
     calibration = {
         **{"all_rows": NLL, "mean_confidence": 0.8, "mean_correct": 0.6},
@@ -49,7 +52,7 @@ def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **
     for part in parts.values():
         part.setdefault("curves", {})
         part["seconds"] = 1.0
-    content = {"headline": "accuracy", "parts": parts, "training": None}
+    content = {"headline": "accuracy", "parts": parts, "training": more.get("training")}
     return Run("a", Path(), content | {"settings": {"ensemble": more.get("ensemble", [])}})
 
 
@@ -68,7 +71,7 @@ def test_confidence_stands_beside_the_share_of_right_answers() -> None:
 
 
 def test_advice_names_what_to_do() -> None:
-    said = sentences(run(gap=0.2, loss=0.3))[0]
+    said = sentences(run(gap=0.2, loss=0.3, training=RECORD))[0]
     assert said.verdict == "fragile"
     for wanted in ("20 points better", "divides logits by 1.50", "Gaussian noise"):
         assert wanted in said.text
@@ -153,13 +156,21 @@ def test_other_data(home: tuple, elsewhere: tuple, verdict: str, wanted: str) ->
 def test_a_gap_is_judged_by_the_interval_of_the_score() -> None:
     wide = {"value": 0.78, "low": 0.6, "high": 0.95}
     for accuracy, verdict in ((wide, "note"), (wide | {"high": 0.89}, "fragile")):
-        found = run(accuracy)
+        found = run(accuracy, training=RECORD)
         trained = {"train_metrics": {"accuracy": 0.9}, "generalization_gap": 0.12}
         found.content["parts"]["metrics"]["numbers"] |= trained
         said = sentences(found)
         gap = next(sentence for sentence in said if "generalization gap" in sentence.text)
         assert gap.verdict == verdict
         assert ("fits its training rows" in said[0].text) == (verdict == "fragile")
+
+
+def test_of_a_train_split_that_a_model_may_have_seen_in_part_nothing_follows() -> None:
+    said = sentences(run(GOOD, gap=0.2))
+    gap = next(sentence for sentence in said if "generalization gap" in sentence.text)
+    assert gap.verdict == "note"
+    assert gap.text.startswith("On rows of the train split")
+    assert "fits its training rows" not in said[0].text
 
 
 @pytest.mark.parametrize(

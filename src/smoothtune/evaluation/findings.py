@@ -135,9 +135,10 @@ def _gap(run: Run) -> Iterator[Finding]:
     if gap is None or trained is None:
         return
     score, high = trained[run.main_metric], numbers["metrics"][run.main_metric]["high"]
-    large = gap > 2 * TOLERATED_LOSS and high is not None and score > high
+    known = run.content["training"] is not None  # else the model may have seen few of these rows
+    large = known and gap > 2 * TOLERATED_LOSS and high is not None and score > high
     small: Verdict = "good" if gap <= 2 * TOLERATED_LOSS and beats_chance(run) else "note"
-    rows = "training rows" if run.content["training"] else "rows of the train split"
+    rows = "training rows" if known else "rows of the train split"
     text = f"On {rows} {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}."
     advice = (
         f"it fits its training rows {100 * gap:.0f} points better than others: take more rows, "
