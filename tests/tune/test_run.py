@@ -231,7 +231,7 @@ def test_a_method_that_diverges_in_a_fresh_run_is_not_used(
     )
     content = run_tune(asked(data, inputs, tmp_path / "out", confirm_runs=5), console=quiet())
     assert content["use"] == "plain"
-    assert " scores higher where it finishes: +" in content["sentence"]
+    assert " is better where it finishes: +" in content["sentence"]
     assert ", 4 of 5 fresh seeds); its loss diverged in 1 of 5 runs, at" in content["sentence"]
     assert "not shown" not in content["sentence"]
     assert content["runs"][1]["method"] is None
