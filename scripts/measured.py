@@ -30,6 +30,8 @@ ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
 RUNS = ROOT / "results" / "runs.parquet"
 STUDIES = [
+    "sizes",
+    "fit-encoder",
     "few-sample",
     "fresh-seeds",
     "fresh-seeds-rate",
@@ -42,7 +44,7 @@ STUDIES = [
     "adverse-fresh",
     "effect-fresh",
 ]
-UNTIMED = {"effect-fresh", "encoder"}
+UNTIMED = {"effect-fresh", "encoder", "fit-encoder", "sizes"}
 """Studies that shared their machine with other work: their times say nothing."""
 MOVES = "Does it move what it is about?"
 EFFECTS = {
@@ -127,9 +129,10 @@ def _study(name: str) -> Iterator[str]:
 
 @cache
 def _compared(study: str) -> list[MethodResult]:
-    """Every method of a study against plain."""
+    """Every method of a study against plain, where more than one seed has run."""
     compared = compare_methods(_measured(study))
-    return [row for row in compared if row.score_against_plain]
+    against = [(row, row.score_against_plain) for row in compared]
+    return [row for row, item in against if item and item.difference.interval]
 
 
 @cache
