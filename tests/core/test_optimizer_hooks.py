@@ -9,7 +9,10 @@ from accelerate import Accelerator
 from accelerate.state import GradientState
 from accelerate.utils import GradientAccumulationPlugin
 from torch.nn.functional import cross_entropy
-from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    register_optimizer_step_post_hook,
+)
 
 from smoothtune import (
     CWGNC,
@@ -25,6 +28,7 @@ from smoothtune import (
     Objective,
     ReInit,
 )
+from smoothtune.core.optimizer_hooks import _WATCHING, _report
 from smoothtune.core.regularizer import Regularizer, method
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -339,17 +343,32 @@ def test_an_optimizer_inside_the_bound_one_is_no_second_one():
 
 
 def test_nothing_is_watched_after_detaching():
-    hooks = _global_optimizer_post_hooks
     gc.collect()  # objectives of other tests
-    before = len(hooks)
+    before = len(_WATCHING)
     model = tiny_model("bert")
     objective = Objective(CWGNC()).attach(model)
-    assert len(hooks) == before + 1
+    assert len(_WATCHING) == before + 1
     objective.detach()
-    assert len(hooks) == before
+    assert len(_WATCHING) == before
     lost = Objective(CWGNC()).attach(tiny_model("bert"))
     del lost
-    assert len(hooks) == before
+    assert len(_WATCHING) == before
+    assert list(_global_optimizer_post_hooks.values()).count(_report) == 1
+
+
+def test_an_objective_may_be_lost_within_an_update():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lost = [Objective(CWGNC()).attach(tiny_model("bert"))]  # as the garbage collector may end it
+    first = register_optimizer_step_post_hook(lambda *_: lost.clear())
+    last = register_optimizer_step_post_hook(lambda *_: None)
+    try:
+        objective = Objective(CWGNC()).bind(model, optimizer)
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+    finally:
+        first.remove(), last.remove()
+    assert not lost
 
 
 def test_pure_loss_terms_need_no_optimizer():

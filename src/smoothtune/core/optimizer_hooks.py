@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -118,6 +119,9 @@ class OptimizerHooks:
         return edited
 
 
+_WATCHING: weakref.WeakSet[UpdateWatch] = weakref.WeakSet()
+
+
 class UpdateWatch:
     """Notices a loop whose updates the methods that need them do not see.
 
@@ -132,21 +136,18 @@ class UpdateWatch:
         self._weights: set[nn.Parameter] | None = None
         self._unseen: str | None = None  # the kind of an optimizer that is not bound
         self._step = 0
-        self._stop: weakref.finalize | None = None
 
     def start(self, model: nn.Module) -> None:
         """Watch the trained weights of a model."""
         self._weights = {weight for weight in model.parameters() if weight.requires_grad}
-        if self.acting:  # of all optimizers, and without keeping this object alive
-            handle = register_optimizer_step_post_hook(_reporting_to(weakref.ref(self)))
-            self._stop = weakref.finalize(self, handle.remove)
+        if self.acting:
+            _see_all_optimizers()
+            _WATCHING.add(self)
 
     def stop(self) -> None:
         """Watch nothing."""
         self._weights = self._unseen = None
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        _WATCHING.discard(self)
 
     def notice(self, optimizer: Optimizer) -> None:
         """An optimizer, of this model or of another, has made an update."""
@@ -179,13 +180,19 @@ class UpdateWatch:
         self._step, self._unseen = step, None
 
 
-def _reporting_to(watch: weakref.ref[UpdateWatch]) -> Callable[..., None]:
-    def report(optimizer: Optimizer, *_: Any) -> None:
-        alive = watch()
-        if alive is not None:
-            alive.notice(optimizer)
+@functools.cache
+def _see_all_optimizers() -> None:
+    """Report every optimizer's updates, from the first call on, once.
 
-    return report
+    The hook stays: a watch that the garbage collector ends may end inside of an optimizer's step,
+    where torch goes through its hooks and none may be removed.
+    """
+    register_optimizer_step_post_hook(_report)
+
+
+def _report(optimizer: Optimizer, *_: Any) -> None:
+    for watch in list(_WATCHING):
+        watch.notice(optimizer)
 
 
 def _needs_attaching(method: Regularizer) -> bool:
