@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import claims
+import measured
 import method_pages
 import settings_page
 import theory_page
@@ -50,7 +51,10 @@ def pages() -> dict[Path, str]:
 def catalog() -> str:
     """What the command line knows of methods and tasks without importing them."""
     content = {
-        "methods": catalog_of_methods(),
+        "methods": {
+            name: each | {"measured": measured.evidence_line(name)}
+            for name, each in catalog_of_methods().items()
+        },
         "tasks": {name: task.task_type for name, task in TASKS.items()},
         "task_types": {name: _declared(cls) for name, cls in TASK_CLASSES.items()},
     }

@@ -27,7 +27,9 @@ INDEX = """\
 
 One page for each: what it perturbs, its equation, fields, cost and evidence. `smoothtune methods
 NAME` shows equation and fields in a terminal. Which of them to try:
-[Choosing a method](../choosing.md).
+[Choosing a method](../choosing.md). Measured: in how many of the committed studies with today's
+defaults its score, NLL or Brier score differs from plain's over all conditions (p below 0.05 after
+Holm's correction over the study's methods).
 
 x is the input, f(x) the prediction, L the task loss, y the label. RECONSTRUCTED marks what paper
 and code leave open and we filled in.
@@ -113,8 +115,15 @@ def index() -> str:
     methods = [describe(name) for name in METHODS]
     return INDEX.format(
         overview=table(
-            ["name", "method", "in one sentence"],
-            [[f"[`{m.name}`]({m.name}.md)", escaped(m.title), escaped(m.summary)] for m in methods],
+            ["name", "method", "in one sentence", "measured against plain"],
+            [
+                [
+                    f"[`{m.name}`]({m.name}.md)",
+                    *map(escaped, (m.title, m.summary)),
+                    measured.evidence_line(m.name),
+                ]
+                for m in methods
+            ],
         ),
         shared=_fields(fields_of(Penalty)),
         quantities=table(

@@ -88,6 +88,11 @@ def described(name: str) -> MethodDescription:
     return MethodDescription(fields=fields, **description)
 
 
+def measured(name: str) -> str:
+    """In how many committed studies a method of this package was better or worse than plain."""
+    return str(_catalog()["methods"][name]["measured"])
+
+
 def field_names(method: str) -> list[str]:
     """Names of the fields of a method of this package."""
     return [field.name for field in described(method).fields]

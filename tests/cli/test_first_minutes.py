@@ -297,8 +297,11 @@ def test_methods_are_listed_by_what_they_do() -> None:
         for name in re.findall(r"`(\w+)`", names):
             assert cost == steps[name]
             assert re.search(rf"^  {name} .*\({re.escape(cost)}\)$", text, re.M)
-    titles = [each["title"] for each in json.loads(call("methods", "--json").stdout)["methods"]]
-    assert len(set(titles)) == len(titles)
+    listed = json.loads(call("methods", "--json").stdout)["methods"]
+    assert len({each["title"] for each in listed}) == len(listed)
+    for each in listed:  # what was measured of it, on the line below
+        line = rf"^  {each['name']} .*\n +measured: {re.escape(each['measured'])}$"
+        assert bool(re.search(line, text, re.M)) == (each["name"] != "plain")
 
 
 @pytest.mark.parametrize("command", list(MAIN_OPTIONS))

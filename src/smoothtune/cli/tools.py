@@ -14,6 +14,7 @@ from smoothtune.catalog import (
     described,
     is_of_others,
     known_methods,
+    measured,
     offered_methods,
 )
 from smoothtune.cli.options import options_from
@@ -50,15 +51,17 @@ def methods(
         _list_methods(as_json=as_json)
         return
     if is_of_others(name):
-        description = _described_by_class(name)
+        description, found = _described_by_class(name), ""
     elif name in known_methods():
-        description = described(name)
+        description, found = described(name), measured(name)
     else:
         fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
     if as_json:
-        print_json(description.as_dict())
+        print_json(description.as_dict() | {"measured": found})
     else:
         show_method(description)
+        if found:
+            echo(f"Measured against plain: {found}")
 
 
 GROUPS: dict[MethodGroup, str] = {
@@ -80,14 +83,18 @@ GROUPS: dict[MethodGroup, str] = {
 def _list_methods(*, as_json: bool) -> None:
     """Print the methods, by what they do."""
     if as_json:
-        print_json({"methods": [described(name).as_dict() for name in known_methods()]})
+        each = [described(name).as_dict() | {"measured": measured(name)} for name in known_methods()]
+        print_json({"methods": each})
         return
     for group, title in GROUPS.items():
         echo(f"{title}:")
         for method in map(described, known_methods()):
             if method.group == group:
                 echo(f"  {method.name:<16} {method.summary} ({method.step})")
+                if line := measured(method.name):
+                    echo(f"{'':<19}measured: {line}")
     echo("cost of a step: a pass is a forward and a backward, a search one to the perturbation")
+    echo("measured: against plain, at the default fields (docs/evidence.md); p < 0.05, Holm")
     echo("equation, fields and departures of one: smoothtune methods NAME")
 
 
