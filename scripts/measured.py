@@ -126,7 +126,9 @@ def evidence_line(name: str) -> str:
     of = f" of {len(studies)} {'study' if len(studies) == 1 else 'studies'}"
     parts = []
     for better in (True, False):
-        found = Counter(row.measure for rows in studies for row in rows if _is_better(row) == better)
+        found = Counter(
+            row.measure for rows in studies for row in rows if _is_better(row) == better
+        )
         counts = [f"{SUMMED[m]} in {found[m]}" for m in SUMMED if m in found]
         if counts:
             parts.append(f"{'better' if better else 'worse'} {', '.join(counts)}{of}")

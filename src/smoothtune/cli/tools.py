@@ -83,7 +83,9 @@ GROUPS: dict[MethodGroup, str] = {
 def _list_methods(*, as_json: bool) -> None:
     """Print the methods, by what they do."""
     if as_json:
-        each = [described(name).as_dict() | {"measured": measured(name)} for name in known_methods()]
+        each = [
+            described(name).as_dict() | {"measured": measured(name)} for name in known_methods()
+        ]
         print_json({"methods": each})
         return
     for group, title in GROUPS.items():

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from smoothtune.errors import ModelError
+from smoothtune.errors import ModelError, OutputError
 from smoothtune.files import read_json, write_atomic, write_json
 from smoothtune.results import Record
 
@@ -37,6 +37,8 @@ class Calibration(Record):
     nll_after: float
     weights: str
     """sha256 of the weights that it belongs to."""
+    data: str
+    """sha256 of the data whose rows these are."""
 
     @property
     def summary(self) -> str:
@@ -54,12 +56,20 @@ def fits(temperature: float) -> bool:
 def keep_calibration(calibration: Calibration, model: str) -> str:
     """Write what was fitted into the model's folder and its card.
 
+    One of the same weights that was fitted on other data stays: a test set is there to judge it.
+
     Returns:
         What to tell; empty where the model is no local folder.
     """
     folder = Path(os.path.expanduser(model))
     if not folder.is_dir():
         return ""
+    earlier = _earlier(folder)
+    if earlier and earlier.weights == calibration.weights and earlier.data != calibration.data:
+        return (
+            f"{folder / CALIBRATION} stays as it is: it was fitted on other data. Remove it, and "
+            "the next evaluate --calibration keeps what it fits"
+        )
     try:
         write_json(folder / CALIBRATION, calibration.content())
         if (folder / CARD).is_file():
@@ -68,6 +78,15 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
     except OSError as error:
         return f"the calibration is not kept: {folder} cannot be written ({error.strerror})"
     return f"{folder / CALIBRATION} keeps {calibration.summary}"
+
+
+def _earlier(folder: Path) -> Calibration | None:
+    """What the folder holds; None where it is nothing that can be used."""
+    try:
+        content = read_json(folder / CALIBRATION)
+        return content and Calibration.parse(content)
+    except (OutputError, ValidationError):
+        return None
 
 
 def _section(calibration: Calibration) -> str:

@@ -154,7 +154,7 @@ def fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | N
         judged_on=numbers["judged_on"],
         nll_before=numbers["judged_rows_before"]["nll"],
         nll_after=numbers["judged_rows_after"]["nll"],
-        weights=content["fingerprints"]["weights"],
+        **content["fingerprints"],
     )
 
 

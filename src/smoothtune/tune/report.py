@@ -96,6 +96,7 @@ def _content(tune: Tune, found: Found) -> dict[str, Any]:
         "sentence": sentence(found),
         "task": tune.run.task,
         "model": portable(tune.run.model),
+        "data": tune.run.data and portable(tune.run.data),
         "metric": found.metric,
         "use": found.pick.arm,
         "pick": _plain_data(found, found.pick),
@@ -162,8 +163,9 @@ def _sections(
         f"{settings.num_parts} parts), folds {settings.folds}, confirm_runs "
         f"{settings.confirm_runs}, round_size {settings.round_size}."
     )
+    data = f"Data: {portable(tune.run.data)}. " if tune.run.data else ""
     rows = [[name, version] for name, version in versions.items()]
-    yield Section("How it was made", [asked, Table(["", "version"], rows, wraps=True)])
+    yield Section("How it was made", [data + asked, Table(["", "version"], rows, wraps=True)])
 
 
 def _runs_table(found: Found) -> Table:

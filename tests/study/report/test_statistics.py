@@ -83,6 +83,8 @@ def test_variance_ratio_and_its_test() -> None:
     assert statistics.variance_test(a, b) == pytest.approx(stats.levene(a, b).pvalue)
     assert statistics.variance_ratio([1, 2, 3], [2, 2, 2]) is None
     assert statistics.variance_test([1, 2], [1, 3]) is None
+    assert statistics.variance_ratio([1, 1, 2, 3], [1, 2, 2, 2]).interval is None  # few seeds
+    assert statistics.variance_ratio([1, 1, 2, 3, 4], [1, 2, 2, 2, 3]).interval is not None
 
 
 def rejections(shift: float, *, studies: int = 500, seeds: int = 5) -> float:

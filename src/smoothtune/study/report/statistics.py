@@ -145,7 +145,8 @@ def _power(shift: float, num_seeds: int, num_methods: int) -> float:
 def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
     """var(a) / var(b), below 1 if `a` is the stabler; None if b never varies.
 
-    Pairs are resampled; resamples in which b does not vary are left out.
+    Pairs are resampled; resamples in which b does not vary are left out. Fewer than `ENOUGH_SEEDS`
+    have no interval: the few resamples that there are would make it too narrow, or a point.
 
     Scores (N,) are of the same seeds.
     """
@@ -156,7 +157,7 @@ def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
     above, below = x[rows].var(-1, ddof=1), y[rows].var(-1, ddof=1)
     usable = below > 1e-12 * y.var(ddof=1)
     interval = None
-    if len(x) > 2:
+    if len(x) >= ENOUGH_SEEDS:
         low, high = np.percentile(above[usable] / below[usable], [2.5, 97.5])
         interval = float(low), float(high)
     return Effect(float(x.var(ddof=1) / y.var(ddof=1)), interval)
