@@ -19,7 +19,7 @@ from transformers import (
 
 from helpers.causal import language_weights_after
 from helpers.training import Rows, arguments, collate, weights_after
-from smoothtune import L2SP, LNSR, R3F, Plain, SmoothTrainer, regularize
+from smoothtune import L2SP, LNSR, R3F, VAT, Plain, SmoothTrainer, regularize
 from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model
 
 CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}  # 4 + 4 + 2
@@ -411,7 +411,7 @@ def test_models_that_have_a_loss_without_labels(tmp_path, make):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ((), ValueError, r"Plain\(\)"),
+        (([],), ValueError, r"Plain\(\)"),
         (("lnsr",), TypeError, r"'lnsr' is a name: write an instance"),
         ((LNSR,), TypeError, r"write LNSR\(\)"),
         ((3,), TypeError, "3 is no method"),
@@ -425,9 +425,16 @@ def test_what_is_no_method_is_refused(tmp_path, given, error, message):
         SmoothTrainer(
             model=tiny_model("bert"),
             args=arguments(tmp_path),
-            **({"regularizers": given[0]} if given else {}),
+            regularizers=given[0],
         )
     assert not hasattr(trainer, "objective")
+
+
+def test_without_a_method_it_is_vat_and_says_so(tmp_path, caplog):
+    trainer = regularize(Trainer(model=tiny_model("bert"), args=arguments(tmp_path)))
+    assert [type(method) for method in trainer.objective.regularizers.values()] == [VAT]
+    assert "takes VAT()" in caplog.text
+    assert "Plain() is plain fine-tuning" in caplog.text
 
 
 def test_what_is_no_trainer_is_refused():
