@@ -31,7 +31,7 @@ task: {task}  # a name of your own, for results and reports
 model: {model}  # or a model folder, or a hub id such as bert-base-uncased
 methods: [plain]  # ordinary fine-tuning; smoothtune methods lists the others
 # methods:
-#   lnsr: {{share: 0.3}}
+#   vat: {{share: 0.3}}
 num_train_epochs: 3
 learning_rate: 1e-4  # for this small model; 2e-5 is usual for larger ones
 per_device_train_batch_size: 16
