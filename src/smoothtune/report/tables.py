@@ -169,15 +169,17 @@ class Summary:
 
 
 def effect_text(effect: Effect | None, factor: float, spec: str) -> str:
-    """A difference with its interval; `factor` 100 makes points of scores.
+    """A difference with its interval, if that has a width; `factor` 100 makes points of scores.
 
     >>> effect_text(Effect(0.01, (-0.02, 0.04)), 100, "+.1f")
     '+1.0 [-2.0, +4.0]'
+    >>> effect_text(Effect(0.0, (0.0, 0.0)), 100, "+.1f")
+    '+0.0'
     """
     if effect is None:
         return DASH
     interval = None
-    if effect.interval is not None:
+    if effect.interval is not None and len(set(effect.interval)) > 1:
         low, high = effect.interval
         interval = factor * low, factor * high
     return with_interval(factor * effect.value, interval, spec)
