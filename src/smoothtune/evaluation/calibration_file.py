@@ -84,7 +84,7 @@ def _earlier(folder: Path) -> Calibration | None:
     """What the folder holds; None where it is nothing that can be used."""
     try:
         content = read_json(folder / CALIBRATION)
-        return content and Calibration.parse(content)
+        return Calibration.parse(content) if content else None
     except (OutputError, ValidationError):
         return None
 
