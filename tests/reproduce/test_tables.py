@@ -59,9 +59,9 @@ def test_numbers_of_a_table(write, reproduced) -> None:
     }
     ours, plain = scores["one", "lnsr"], scores["one", "plain"]
     cell = found["LNSR", "one"]
-    assert cell["found"]["mean"] == pytest.approx(ours.mean())
-    assert cell["found"]["sd"] == pytest.approx(ours.std(ddof=1))
-    assert cell["found"]["max"] == pytest.approx(ours.max())
+    assert cell["ours"]["mean"] == pytest.approx(ours.mean())
+    assert cell["ours"]["sd"] == pytest.approx(ours.std(ddof=1))
+    assert cell["ours"]["max"] == pytest.approx(ours.max())
     low, high = stats.t.interval(0.95, 2, ours.mean(), ours.std(ddof=1) / 3**0.5)
     assert cell["interval"] == pytest.approx((low, high))
     test = stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 3, 71, 2, 25, equal_var=False)
@@ -72,8 +72,8 @@ def test_numbers_of_a_table(write, reproduced) -> None:
     bounds = gain.confidence_interval(0.95)
     assert cell["gain"]["interval"] == pytest.approx((bounds.low, bounds.high))
     mean = (ours + scores["two", "lnsr"]) / 2
-    assert found["LNSR", "both"]["found"]["mean"] == pytest.approx(mean.mean())
-    assert found["LNSR", "both"]["found"]["sd"] == pytest.approx(mean.std(ddof=1))
+    assert found["LNSR", "both"]["ours"]["mean"] == pytest.approx(mean.mean())
+    assert found["LNSR", "both"]["ours"]["sd"] == pytest.approx(mean.std(ddof=1))
     assert found["FT", "two"]["verdict"] == "not printed"
     assert found["FT", "both"]["gain"] is None
     assert found["cited", "one"]["verdict"] == "not run"
@@ -83,7 +83,7 @@ def test_an_average_needs_all_of_its_columns(write, reproduced, tmp_path: Path) 
     study = load_study(write(LAYOUT + TASKS, common=""))
     found = cells(reproduced(study, skip=lambda c: c.condition.task == "two" and c.label == "lnsr"))
     assert found["LNSR", "both"]["verdict"] == "not run"
-    assert found["FT", "both"]["found"]["n"] == 3
+    assert found["FT", "both"]["ours"]["n"] == 3
     text = (tmp_path / "01-a-table.csv").read_text()
     assert text.count("\n") == 1 + 9
     tex = (tmp_path / "01-a-table.tex").read_text()
@@ -100,7 +100,7 @@ def test_only_one_model_stands_in_for_another(write, reproduced) -> None:
     two = text.replace("{name: two, task: two}", "{name: two, task: two, model: second-model}")
     found = cells(reproduced(load_study(write(two, common=""))))
     assert found["FT", "two"]["verdict"] == "not run"  # nothing is left to stand in for it
-    assert found["FT", "one"]["found"] is not None
+    assert found["FT", "one"]["ours"] is not None
 
 
 OF_MODELS = """
@@ -164,8 +164,8 @@ def test_a_study_says_which_model_stands_in(write, reproduced, tmp_path: Path) -
 def test_a_mean_over_tasks(write, reproduced) -> None:
     text = LAYOUT.replace("average_of: [one, two]", "average_of: tasks")
     found = cells(reproduced(load_study(write(text + TASKS, common=""))))
-    parts = [found["LNSR", task]["found"]["mean"] for task in ("one", "two")]
-    assert found["LNSR", "both"]["found"]["mean"] == pytest.approx(np.mean(parts))
+    parts = [found["LNSR", task]["ours"]["mean"] for task in ("one", "two")]
+    assert found["LNSR", "both"]["ours"]["mean"] == pytest.approx(np.mean(parts))
 
 
 def test_a_mean_over_tasks_is_of_those_that_have_the_number(write, reproduced) -> None:
@@ -173,8 +173,8 @@ def test_a_mean_over_tasks_is_of_those_that_have_the_number(write, reproduced) -
     tasks = "task: [{name: one, text_columns: [text]}, stsb]\n"
     study = load_study(write(brier.replace("task: two", "task: stsb") + tasks, common=""))
     begun = reproduced(study, skip=lambda cell: cell.condition.task == "one")
-    assert cells(begun)["FT", "both"]["found"] is None
-    assert cells(reproduced(study))["FT", "both"]["found"]["mean"] == pytest.approx(30)
+    assert cells(begun)["FT", "both"]["ours"] is None
+    assert cells(reproduced(study))["FT", "both"]["ours"]["mean"] == pytest.approx(30)
 
 
 def test_one_run_is_no_verdict(write, reproduced) -> None:
@@ -240,28 +240,28 @@ def test_p_values_and_the_best_of_several(write, reproduced) -> None:
         for label in ("plain", "lnsr", "deeper")
     }
     p = stats.ttest_rel(by["lnsr"], by["plain"]).pvalue
-    assert found["LNSR", "p"]["found"]["mean"] == pytest.approx(p)
+    assert found["LNSR", "p"]["ours"]["mean"] == pytest.approx(p)
     assert found["LNSR", "p"]["verdict"] == "no interval"
-    assert found["best", "max"]["found"]["max"] == pytest.approx(max(by["lnsr"] + by["deeper"]))
-    assert found["best", "max"]["found"]["n"] == 6
-    assert found["best", "p"]["found"] is None  # a seed has several runs, and no pair
+    assert found["best", "max"]["ours"]["max"] == pytest.approx(max(by["lnsr"] + by["deeper"]))
+    assert found["best", "max"]["ours"]["n"] == 6
+    assert found["best", "p"]["ours"] is None  # a seed has several runs, and no pair
     assert found["best", "p"]["verdict"] == "not printed"
     assert found["cited", "p"]["verdict"] == "not run"
-    assert found["cited", "p"]["found"] is None
+    assert found["cited", "p"]["ours"] is None
 
 
 def test_gains_over_the_best_of_several_have_no_pairs(write, reproduced) -> None:
     of_best = P_VALUES.replace("baseline: FT", "baseline: best")
     found = cells(reproduced(load_study(write(of_best))))
     assert found["LNSR", "max"]["gain"] is None
-    assert found["LNSR", "p"]["found"] is None
+    assert found["LNSR", "p"]["ours"] is None
 
 
 def test_a_cell_that_names_no_method_mixes_no_runs(write, reproduced) -> None:
     unnamed = OF_MODELS.replace(", method: lnsr, model: model-one", ", model: model-one")
     found = cells(reproduced(load_study(write(unnamed + TASK, common=""))))
-    assert found["one, FT", "score"]["found"]["n"] == 2
-    assert found["one, LNSR", "score"]["found"] is None
+    assert found["one, FT", "score"]["ours"]["n"] == 2
+    assert found["one, LNSR", "score"]["ours"] is None
 
 
 def test_what_is_known_of_the_own_data_alone_is_not_shown_of_others(write, reproduced) -> None:
@@ -292,10 +292,10 @@ def test_a_page_with_p_values_names_their_test(write, reproduced, tmp_path: Path
 def test_p_values_that_are_not_defined(write, reproduced) -> None:
     """Of one seed, and of runs that all score alike; without runs there is nothing."""
     one = cells(reproduced(load_study(write(P_VALUES), options={"seeds": [0]})))
-    assert (one["LNSR", "p"]["found"], one["LNSR", "p"]["verdict"]) == (None, "no interval")
+    assert (one["LNSR", "p"]["ours"], one["LNSR", "p"]["verdict"]) == (None, "no interval")
     study = load_study(write(P_VALUES))
     alike = cells(reproduced(study, accuracy=0.5))
-    assert (alike["LNSR", "p"]["found"], alike["LNSR", "p"]["verdict"]) == (None, "no interval")
+    assert (alike["LNSR", "p"]["ours"], alike["LNSR", "p"]["verdict"]) == (None, "no interval")
 
 
 def test_p_values_without_runs(write, reproduced) -> None:
@@ -305,7 +305,7 @@ def test_p_values_without_runs(write, reproduced) -> None:
 
 def test_equal_scores_have_no_interval(write, reproduced) -> None:
     found = cells(reproduced(load_study(write(LAYOUT + TASKS, common="")), accuracy=0.7))
-    assert found["FT", "one"]["found"]["sd"] == 0
+    assert found["FT", "one"]["ours"]["sd"] == 0
     assert found["FT", "one"]["interval"] is None
     assert found["FT", "one"]["verdict"] == "no interval"
 

@@ -147,7 +147,7 @@ def test_reports_need_the_folder_alone(place: Path, finished: Path, monkeypatch)
     content = report_so_far(study, finished, SILENT)
     assert [item["measures"]["score"]["n"] for item in content["methods"]] == [2, 2]
     reproduced = write_reproduction(study, finished, SILENT)
-    assert reproduced["runs"] == {"done": 4, "asked": 4}
+    assert reproduced["runs"] == {"done": 4, "planned": 4}
     before = files(finished)
 
     for name in ("data", "model", "other"):

@@ -51,17 +51,17 @@ def methods(
         _list_methods(as_json=as_json)
         return
     if is_of_others(name):
-        description, found = _described_by_class(name), ""
+        description, evidence = _described_by_class(name), ""
     elif name in known_methods():
-        description, found = described(name), measured(name)
+        description, evidence = described(name), measured(name)
     else:
         fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
     if as_json:
-        print_json(description.as_dict() | {"measured": found})
+        print_json(description.as_dict() | {"measured": evidence})
     else:
         show_method(description)
-        if found:
-            echo(f"Measured against plain: {found}")
+        if evidence:
+            echo(f"Measured against plain: {evidence}")
 
 
 GROUPS: dict[MethodGroup, str] = {

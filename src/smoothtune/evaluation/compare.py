@@ -123,11 +123,11 @@ def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
         return {name: Effect(value, None) for name, value in values.items()}
     resamples = content["settings"]["num_resamples"]
     intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)
-    found = {name: Effect(values[name], interval) for name, interval in intervals.items()}
-    for name, gap in found.items():
+    effects = {name: Effect(values[name], interval) for name, interval in intervals.items()}
+    for name, gap in effects.items():
         if gap.excludes_zero and _few_rows_differ(gaps, name, before, after):
-            found[name] = Effect(gap.value, None)
-    return found
+            effects[name] = Effect(gap.value, None)
+    return effects
 
 
 def _few_rows_differ(

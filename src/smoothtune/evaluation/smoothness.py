@@ -144,19 +144,19 @@ def noise_propagation(
     with torch.no_grad(), evaluating(predictor.model):
         for number, (chosen, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, points=tuple(layers)).run()
-            for layer, found in errors.items():
+            for layer, of_layer in errors.items():
                 samples = []
                 for sample in range(num_samples):
                     with predictor.random_stream(f"attenuation/{layer}", batch, sample, number):
                         samples.append(_errors(clean, layer, ratio))
-                found[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
+                of_layer[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
     series: dict[str, list[CurvePoint]] = {}
     distances: dict[str, list[CurvePoint]] = {}
     numbers = {}
-    for layer, found in errors.items():
+    for layer, of_layer in errors.items():
         name = f"noise before block {layer + 1}"  # as layers are counted, from 1
         series[name], distances[name] = (
-            [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in found
+            [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in of_layer
         )
         numbers[f"amplification, {name}"] = series[name][-1].y / ratio
     x_label, band = "hidden state (0: input of the first block)", "95 % interval over examples"

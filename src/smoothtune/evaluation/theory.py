@@ -78,11 +78,11 @@ def noise_expansion(
             for probe in range(num_probes):
                 with predictor.random_stream("expansion", batch, probe, number):
                     direction = rng.normal_like(clean.embeddings(0))
-                found = _expansion(clean, direction, sigmas)
+                expansion = _expansion(clean, direction, sigmas)
                 square = np.square(sigmas)
-                jacobian, curvature = (float(part.sum()) for part in found[:2])
+                jacobian, curvature = (float(part.sum()) for part in expansion[:2])
                 first = square * jacobian
-                sides = (found.measured.sum(1).cpu(), first, first + square**2 / 4 * curvature)
+                sides = (expansion.measured.sum(1).cpu(), first, first + square**2 / 4 * curvature)
                 total += np.stack(sides) / num_probes
     measured, first, second = total / len(rows)
     numbers = {}
@@ -139,7 +139,7 @@ def lipschitz(predictor: Predictor, rows: Dataset, *, ratio: float = RATIO) -> d
         Empty with more scores.
     """
     predictor.progress.start("Lipschitz bounds", predictor.num_batches(rows))
-    found: list[np.ndarray] = []
+    batches: list[np.ndarray] = []
     with evaluating(predictor.model):
         for number, (_, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False, differentiable=True).run()
@@ -158,10 +158,10 @@ def lipschitz(predictor: Predictor, rows: Dataset, *, ratio: float = RATIO) -> d
             along = torch.maximum(*quotients[:2])
             above = (along > frobenius).double()
             columns = [spectral, frobenius, along, quotients[2], above]
-            found.append(torch.stack(columns).cpu().numpy())
+            batches.append(torch.stack(columns).cpu().numpy())
     names = ["spectral norm", "Frobenius norm", "moved along the steepest direction"]
     names += ["moved by noise", "above the bound"]
-    means = np.concatenate(found, axis=1).mean(1)
+    means = np.concatenate(batches, axis=1).mean(1)
     return dict(zip(names, means.tolist(), strict=True))
 
 

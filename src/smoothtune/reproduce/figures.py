@@ -122,16 +122,16 @@ def _panels(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
 
 
 def _panel(layout: FigureLayout, title: str, lines: dict[str, list[Sample]]) -> Panel:
-    samples = [sample for found in lines.values() for sample in found]
+    samples = [sample for of_line in lines.values() for sample in of_line]
     y_label = " or ".join(dict.fromkeys(sample.y_label for sample in samples))
     if layout.kind == "box":
-        boxes = {name: [s.points[0].y for s in found] for name, found in lines.items()}
+        boxes = {name: [s.points[0].y for s in of_line] for name, of_line in lines.items()}
         return Panel(title, boxes=boxes, y_label=y_label)
     scores = [sample.score for sample in samples if sample.score]
     if layout.mark_score and scores:
         mean = np.mean([round(value, 4) for _, value in scores])
         title = ", ".join(filter(None, [title, f"{scores[0][0]} {mean:.3f}"]))
-    points = {name: _line(layout, found) for name, found in lines.items()}
+    points = {name: _line(layout, of_line) for name, of_line in lines.items()}
     return Panel(title, points, y_label=y_label, diagonal=layout.kind == "reliability")
 
 
@@ -150,29 +150,29 @@ def _line(layout: FigureLayout, samples: Sequence[Sample]) -> list[CurvePoint]:
         points.setdefault(x, []).append(point)
     # where some runs end, a mean would be over others than before
     if layout.kind in ("curve", "training"):
-        points = {x: found for x, found in points.items() if len(found) == len(samples)}
+        points = {x: at_x for x, at_x in points.items() if len(at_x) == len(samples)}
     join = {"reliability": _pooled, "settings": _estimated, "sizes": _estimated}
     make = join.get(layout.kind, _ranged)
-    return [make(x, found) for x, found in sorted(points.items())]
+    return [make(x, at_x) for x, at_x in sorted(points.items())]
 
 
-def _ranged(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
+def _ranged(x: float, points: Sequence[CurvePoint]) -> CurvePoint:
     """Mean and range over runs; a single run keeps its own band."""
-    if len(found) == 1:
-        return found[0]
-    heights = [point.y for point in found]
+    if len(points) == 1:
+        return points[0]
+    heights = [point.y for point in points]
     return CurvePoint(x, float(np.mean(heights)), min(heights), max(heights))
 
 
-def _estimated(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
+def _estimated(x: float, points: Sequence[CurvePoint]) -> CurvePoint:
     """Mean over runs with its 95 % interval."""
-    mean = Summary.of([point.y for point in found])
+    mean = Summary.of([point.y for point in points])
     return CurvePoint(x, mean.mean, *(interval(mean) or (None, None)))
 
 
-def _pooled(_: float, found: Sequence[CurvePoint]) -> CurvePoint:
+def _pooled(_: float, points: Sequence[CurvePoint]) -> CurvePoint:
     """One bin of all runs: means over their examples, as if each row of a seed were another."""
-    counts = [point.low or 0.0 for point in found]
-    x, y = (float(np.average([p[place] for p in found], weights=counts)) for place in (0, 1))
+    counts = [point.low or 0.0 for point in points]
+    x, y = (float(np.average([p[place] for p in points], weights=counts)) for place in (0, 1))
     count = round(sum(counts))
     return CurvePoint(x, y, *wilson(round(y * count), count))

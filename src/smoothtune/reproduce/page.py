@@ -93,7 +93,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     drawn = [_drawn(number, layout, runs) for number, layout in enumerate(study.config.layout, 1)]
     for item in drawn:
         _write_files(item, folder)
-    title, said = study.config.title or study.name, [*_sentences(runs, drawn)]
+    title, sentences = study.config.title or study.name, [*_sentences(runs, drawn)]
     content = {
         "name": study.name,
         "title": title,
@@ -101,8 +101,8 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
         "protocol": study.config.protocol,
         "departures": departures(study),
         "stand_ins": dict(runs.stand_ins),
-        "runs": {"done": len(runs.done), "asked": len(runs.asked)},
-        "findings": [sentence._asdict() for sentence in said],
+        "runs": {"done": len(runs.done), "planned": len(runs.planned)},
+        "findings": [sentence._asdict() for sentence in sentences],
         "tables": [
             {
                 "table": item.title,
@@ -118,8 +118,8 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
         ],
     }
     write_json(folder / CONTENT, content)
-    write_page(folder, "reproduce", title, [*_sections(study, drawn, said)])
-    for sentence in said:
+    write_page(folder, "reproduce", title, [*_sections(study, drawn, sentences)])
+    for sentence in sentences:
         say(console, f"{sentence.verdict}: {sentence.text}")
     say(console, f"{folder / 'reproduce.html'} is written")
     return content
@@ -173,9 +173,11 @@ def _flat(table: DrawnTable) -> Table:
     return Table(["", "", *titles], rows)
 
 
-def _sections(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> Iterator[Section]:
+def _sections(
+    study: Study, drawn: Sequence[Drawn], sentences: Sequence[Sentence]
+) -> Iterator[Section]:
     notes = [study.config.notes] if study.config.notes else []
-    yield Section("In short", [*notes, Findings(said)])
+    yield Section("In short", [*notes, Findings(sentences)])
     for item in drawn:
         note = [item.note] if item.note else []
         yield Section(item.title, [*note, *_blocks(item)])
@@ -245,8 +247,8 @@ def _at_chance(runs: Runs) -> Iterator[Sentence]:
 
 def _sentences(runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
     """What can be said in a line."""
-    done, asked = len(runs.done), len(runs.asked)
-    yield Sentence("note" if done == asked else "fragile", f"{done} of {asked} runs are done.")
+    done, planned = len(runs.done), len(runs.planned)
+    yield Sentence("note" if done == planned else "fragile", f"{done} of {planned} runs are done.")
     if runs.updates is not None:
         updates = "one update" if runs.updates == 1 else f"{runs.updates} updates"
         yield Sentence(

@@ -39,7 +39,7 @@ class Runs:
     """All runs of a study that are done, and how the paper's models are called in it."""
 
     done: Sequence[Run]
-    asked: Sequence[Cell]
+    planned: Sequence[Cell]
     stand_ins: Mapping[str, str]
     """The study's model by the paper's."""
     updates: int | None = None
@@ -60,9 +60,9 @@ class Runs:
 
     def of(self, about: About) -> list[Run]:
         """The same; none where they are not of one condition, or of several labels unasked."""
-        found = self.matching(about)
-        labels = {None if about.best_of else run.cell.label for run in found}
-        return found if len({run.cell.condition for run in found}) == len(labels) == 1 else []
+        runs = self.matching(about)
+        labels = {None if about.best_of else run.cell.label for run in runs}
+        return runs if len({run.cell.condition for run in runs}) == len(labels) == 1 else []
 
     def values(self, about: About) -> Values:
         """The number of each of these runs that has it."""
@@ -73,15 +73,15 @@ class Runs:
         """`values` of every task; without tasks whose runs do not have the number at all."""
         done = [(run.cell.condition.task, number_of(run, about)) for run in self.done]
         without = {task for task, _ in done} - {task for task, value in done if value is not None}
-        tasks = dict.fromkeys(cell.condition.task for cell in self.asked)
+        tasks = dict.fromkeys(cell.condition.task for cell in self.planned)
         each = (about.model_copy(update={"task": task}) for task in tasks if task not in without)
         return [self.values(of_task) for of_task in each]
 
 
 def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
     """Read the records of a study."""
-    asked = plan.final(plan.choices(records))
-    read = [(cell, records.read(cell.id)) for cell in asked]
+    planned = plan.final(plan.choices(records))
+    read = [(cell, records.read(cell.id)) for cell in planned]
     done = [
         Run(cell, record.result, record.extras)
         for cell, record in read
@@ -89,7 +89,7 @@ def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
     ]
     used = list(dict.fromkeys(condition.model for condition in study.conditions))
     named = stand_ins(paper_models(study.config.layout), used, study.config.stand_ins)
-    return Runs(done, asked, named, _updates(study))
+    return Runs(done, planned, named, _updates(study))
 
 
 def _updates(study: Study) -> int | None:
@@ -111,11 +111,11 @@ def stand_ins(
     >>> stand_ins(["bert-large", "opt"], ["minilm", "smollm"], {"opt": "smollm"})
     {'bert-large': 'minilm', 'opt': 'smollm'}
     """
-    found = {model: model for model in printed if model in used}
-    found |= {model: own for model, own in (chosen or {}).items() if own in used}
-    others = [model for model in used if model not in {*printed, *found.values()}]
-    missing = [model for model in printed if model not in found]
-    both = found | dict(zip(missing, others, strict=False))
+    known = {model: model for model in printed if model in used}
+    known |= {model: own for model, own in (chosen or {}).items() if own in used}
+    others = [model for model in used if model not in {*printed, *known.values()}]
+    missing = [model for model in printed if model not in known]
+    both = known | dict(zip(missing, others, strict=False))
     return {model: both[model] for model in printed if model in both}
 
 

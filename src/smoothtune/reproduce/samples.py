@@ -35,8 +35,8 @@ def samples_of(layout: FigureLayout, chosen: Sequence[Run]) -> list[Sample]:
 def _where(run: Run, **more: str) -> dict[Dimension, str]:
     task, model, rows = run.cell.condition
     size = "all rows" if rows is None else f"{rows} rows"
-    found: dict[Any, str] = {"task": task, "model": model, "method": run.cell.label}
-    return found | {"size": size} | more
+    about: dict[Any, str] = {"task": task, "model": model, "method": run.cell.label}
+    return about | {"size": size} | more
 
 
 def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:

@@ -32,7 +32,7 @@ class TableCell:
     column: str
     printed: Printed
     """By statistic; empty: nothing is printed."""
-    found: Summary | None
+    ours: Summary | None
     interval: tuple[float, float] | None
     """95 %, of the mean."""
     gap: Effect | None
@@ -56,7 +56,7 @@ class DrawnTable:
     def is_empty(self, row: Line) -> bool:
         """Whether nothing is known of a row: it was not run, and nothing is printed."""
         return row.name not in self.layout.printed and not any(
-            self.cells[row.name, column.name].found for column in self.layout.columns
+            self.cells[row.name, column.name].ours for column in self.layout.columns
         )
 
     def empty_rows(self) -> list[str]:
@@ -73,7 +73,7 @@ class DrawnTable:
     @property
     def columns(self) -> list[Line]:
         """Columns of which something is known; all, where nothing is."""
-        known = {c for (_, c), cell in self.cells.items() if cell.found or cell.printed}
+        known = {c for (_, c), cell in self.cells.items() if cell.ours or cell.printed}
         return [line for line in self.layout.columns if line.name in known or not known]
 
     def empty_columns(self) -> list[str]:
@@ -92,7 +92,7 @@ class DrawnTable:
     def numbers_here(self, row: Line) -> list[str]:
         """The study's numbers of a row, one for each printed column."""
         return [
-            shown(self.layout, column, getattr(self.cells[row.name, column.name].found, name, None))
+            shown(self.layout, column, getattr(self.cells[row.name, column.name].ours, name, None))
             for column in self.columns
             for name in self.statistics(column)
         ]
@@ -107,8 +107,8 @@ class DrawnTable:
 
     def counts(self) -> dict[str, int]:
         """How many cells there are of each verdict."""
-        found = [cell.verdict for cell in self.cells.values()]
-        return {each: found.count(each) for each in dict.fromkeys(found)}
+        verdicts = [cell.verdict for cell in self.cells.values()]
+        return {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
 
 
 def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
@@ -158,22 +158,20 @@ def _cell(
     layout: TableLayout, row: Line, column: Line, values: Values, base: Values, cut: bool
 ) -> TableCell:
     printed = _printed(layout, row.name, column)
-    found = Summary.of(list(values.values())) if values else None
+    ours = Summary.of(list(values.values())) if values else None
     mean, sd = printed.get("mean"), printed.get("sd")
-    gap = (
-        None if found is None or mean is None else difference(found, mean, sd, layout.printed_seeds)
-    )
+    gap = None if ours is None or mean is None else difference(ours, mean, sd, layout.printed_seeds)
     judged = any(value is not None for value in printed.values())
     cell = TableCell(
         row.name,
         column.name,
         printed,
-        found,
-        interval(found) if found else None,
+        ours,
+        interval(ours) if ours else None,
         gap,
-        verdict(found, judged, gap, cut_short=cut),
+        verdict(ours, judged, gap, cut_short=cut),
     )
-    if layout.baseline in (None, row.name) or found is None:
+    if layout.baseline in (None, row.name) or ours is None:
         return cell
     return _with_gain(cell, layout, column, values, base, cut)
 
@@ -238,10 +236,10 @@ def _p_value(
     """
     gaps, printed = _gains(values, base), _printed(layout, row.name, column)
     p = p_value(gaps) if row.name != layout.baseline else None
-    found = None if p is None else Summary(len(gaps), p, None, p, p)
+    ours = None if p is None else Summary(len(gaps), p, None, p, p)
     done = values and base
     kind: Verdict = "not run" if not done else "no interval" if printed else "not printed"
-    return TableCell(row.name, column.name, printed, found, None, None, kind)
+    return TableCell(row.name, column.name, printed, ours, None, None, kind)
 
 
 # --- as text -----------------------------------------------------------------------------------
@@ -261,7 +259,7 @@ def as_csv(table: DrawnTable) -> str:
 
 
 def _csv_row(cell: TableCell) -> list[Any]:
-    here = cell.found
+    here = cell.ours
     return [
         *(cell.row, cell.column, *(cell.printed.get(name) for name in ("mean", "sd", "max"))),
         *((here.n, here.mean, here.sd, here.max) if here else [None] * 4),
@@ -283,7 +281,7 @@ def comparison_rows(table: DrawnTable) -> list[list[str]]:
             continue
         line = lines[cell.column]
         compared: Statistic = "mean" if "mean" in table.statistics(line) else "max"
-        here = shown(table.layout, line, getattr(cell.found, compared, None))
+        here = shown(table.layout, line, getattr(cell.ours, compared, None))
         if cell.interval and compared == "mean":
             here += f" [{', '.join(shown(table.layout, line, end) for end in cell.interval)}]"
         printed = shown(table.layout, line, cell.printed.get(compared))

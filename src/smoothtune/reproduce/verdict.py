@@ -19,18 +19,18 @@ Verdict = Literal["agrees", "differs", "not run", "not printed", "no interval", 
 LEVEL = 0.95
 
 
-def interval(found: Summary) -> tuple[float, float] | None:
+def interval(measured: Summary) -> tuple[float, float] | None:
     """95 % interval of the mean by Student's t; None without a variance to judge by."""
-    return found.effect.interval if found.sd else None
+    return measured.effect.interval if measured.sd else None
 
 
 def difference(
-    found: Summary, mean: float, sd: float | None = None, count: int | None = None
+    measured: Summary, mean: float, sd: float | None = None, count: int | None = None
 ) -> Effect | None:
     """Ours minus the printed mean, with Welch's interval; None without a variance of ours.
 
     Args:
-        found: of this study.
+        measured: of this study.
         mean: printed.
         sd: printed; None: the printed mean has no error.
         count: runs behind the printed mean; needed with `sd`.
@@ -38,24 +38,24 @@ def difference(
     >>> difference(Summary(25, 70.0, 2.0, 70.0, 75.0), 70.5, 2.0, 25).excludes_zero
     False
     """
-    if not found.sd:
+    if not measured.sd:
         return None
-    ours = found.sd**2 / found.n
-    theirs = sd**2 / count if sd is not None and count is not None and count > 1 else 0.0
-    value, error = found.mean - mean, math.sqrt(ours + theirs)
+    variance = measured.sd**2 / measured.n
+    printed_variance = sd**2 / count if sd is not None and count is not None and count > 1 else 0.0
+    value, error = measured.mean - mean, math.sqrt(variance + printed_variance)
     # Welch and Satterthwaite's degrees of freedom
-    freedom = ours**2 / (found.n - 1)
-    if theirs and count is not None:
-        freedom += theirs**2 / (count - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, (ours + theirs) ** 2 / freedom)) * error
+    freedom = variance**2 / (measured.n - 1)
+    if printed_variance and count is not None:
+        freedom += printed_variance**2 / (count - 1)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, (variance + printed_variance) ** 2 / freedom)) * error
     return Effect(value, (value - half, value + half))
 
 
 def verdict(
-    found: Summary | None, printed: bool, gap: Effect | None, *, cut_short: bool = False
+    measured: Summary | None, printed: bool, gap: Effect | None, *, cut_short: bool = False
 ) -> Verdict:
     """What a cell says of the printed number."""
-    if found is None:
+    if measured is None:
         return "not run"
     if not printed:
         return "not printed"

@@ -49,7 +49,7 @@ def read_conditions(
 
     Fields of the command line, `forced`, win over those of a task or a model.
     """
-    values, found = draft.values, []
+    values, conditions = draft.values, []
     grid = itertools.product(
         _numbered(values.get("task"), "task"),
         _numbered(values.get("model", "minilm"), "model"),
@@ -76,10 +76,11 @@ def read_conditions(
         shown = _model_name(model_part.name, values.get("model"))
         labels = model_part.methods
         condition = Condition(name, shown, size, run, method_fields, ood, labels)
-        if condition not in found:  # a task with a size of its own comes once, whatever the others
-            found.append(condition)
-    _refuse_same_keys(draft, [condition.key for condition in found])
-    return found
+        # a task with a size of its own comes once, whatever the others
+        if condition not in conditions:
+            conditions.append(condition)
+    _refuse_same_keys(draft, [condition.key for condition in conditions])
+    return conditions
 
 
 def _refuse_same_keys(draft: Draft, keys: Sequence[ConditionKey]) -> None:

@@ -194,15 +194,15 @@ def _check_method_fields(
     methods = {name for entry in entries for setting in entry.settings for name in setting.methods}
     labels = {entry.label: entry for entry in entries}
     known = {*methods, *labels, *known_methods(), *(protocol.methods_of_parts if protocol else ())}
-    found: list[tuple[Location, str, Mapping[str, Any]]] = [
+    every: list[tuple[Location, str, Mapping[str, Any]]] = [
         (("method_fields", key), key, fields) for key, fields in config.method_fields.items()
     ]
     for condition in conditions:
-        found += [(("task",), key, fields) for key, fields in condition.method_fields.items()]
+        every += [(("task",), key, fields) for key, fields in condition.method_fields.items()]
         for label in condition.methods or ():
             if label not in labels:
                 draft.report(("model",), unknown("label", label, labels))
-    for place, key, fields in found:
+    for place, key, fields in every:
         entry = labels.get(key)
         several = entry is not None and any(len(s.methods) > 1 for s in entry.settings)
         if key not in known:

@@ -105,13 +105,13 @@ class Recipe(NamedTuple):
 
 def list_recipes() -> list[Recipe]:
     """All of them, by name."""
-    found = []
+    listed = []
     for name, path in recipes().items():
         draft, scales = _read(path, 0)
         layout = draft.values.get("layout") or []
         draws = [str(item.get("table") or item.get("figure")) for item in layout]
-        found.append(Recipe(name, list(scales), str(draft.values.get("title", "")), draws))
-    return found
+        listed.append(Recipe(name, list(scales), str(draft.values.get("title", "")), draws))
+    return listed
 
 
 def scales_of(path: Path) -> list[str]:

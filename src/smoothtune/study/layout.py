@@ -48,9 +48,9 @@ class About(Fields):
 
     def merged(self, other: About) -> About:
         """What both say; the other wins."""
-        said = {k: v for k, v in other if k in About.model_fields and v is not None}
+        given = {k: v for k, v in other if k in About.model_fields and v is not None}
         own = {k: v for k, v in self if k in About.model_fields and v is not None}
-        return About(**(own | said))
+        return About(**(own | given))
 
 
 class Line(About):

@@ -114,7 +114,7 @@ class Plan:
 
     def choices(self, records: Records) -> dict[Key, Choice]:
         """The chosen settings, as far as the records say."""
-        found = {}
+        choices = {}
         for key, by_setting in self.selection().items():
             condition, entry = self.study.conditions[key[0]], self.study.entries[key[1]]
             means = {s: _mean_score(cells, records) for s, cells in by_setting.items()}
@@ -126,7 +126,7 @@ class Plan:
             )
             best = max(known, key=lambda s: known[s]) if known and complete else None
             scores = {entry.settings[s].describe(): mean for s, mean in means.items()}
-            found[key] = Choice(
+            choices[key] = Choice(
                 condition.key,
                 entry.label,
                 tried=len(by_setting),
@@ -135,7 +135,7 @@ class Plan:
                 complete=complete,
                 scores=scores,
             )
-        return found
+        return choices
 
     def final(self, choices: Mapping[Key, Choice]) -> list[Cell]:
         """Cells that are reported, for which the setting is known; first seed first."""
@@ -179,10 +179,10 @@ class Plan:
 
     def _settings(self) -> dict[Key, list[int]]:
         """Numbers of the settings of every condition and entry."""
-        found: dict[Key, list[int]] = {}
+        settings: dict[Key, list[int]] = {}
         for c, e, s in self.study.runs:
-            found.setdefault((c, e), []).append(s)
-        return found
+            settings.setdefault((c, e), []).append(s)
+        return settings
 
     def _selection_cells(self, c: int, e: int, s: int) -> list[Cell]:
         cells = []

@@ -115,7 +115,7 @@ class Pool:
         A signal to all processes may reach a cell before the study. Once one has `stopped` this,
         how cells ended is no result.
         """
-        found, ready = [], wait(list(self.running), seconds)
+        ended, ready = [], wait(list(self.running), seconds)
         for process, _, _ in (self.running[sentinel] for sentinel in ready):
             process.join()
             if process.exitcode in BY_SIGNAL:
@@ -126,8 +126,8 @@ class Pool:
             process, cell, _ = self.running.pop(sentinel)
             if process.exitcode == SERVER_LOST:
                 _end(process.pid)
-            found.append(self._judge(cell, process.exitcode))
-        return found
+            ended.append(self._judge(cell, process.exitcode))
+        return ended
 
     def _judge(self, cell: Cell, code: int | None) -> Ended:
         if record := self.records.read(cell.id):
@@ -185,8 +185,8 @@ def _without_current_directory() -> Iterator[None]:
     script = getattr(sys.modules["__main__"], "__file__", None)
     here, kept = Path.cwd(), list(sys.path)
     if script is None or Path(script).resolve().parent != here:
-        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        named = {entry for entry in asked if os.path.isabs(entry)}
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        named = {entry for entry in entries if os.path.isabs(entry)}
         sys.path[:] = [
             entry for entry in kept if entry in named or (entry and Path(entry).resolve() != here)
         ]

@@ -95,11 +95,11 @@ def add_protocol(draft: Draft) -> Protocol | None:
     for key, printed in (("task", protocol.task), ("model", protocol.model)):
         known = [_without(item, limits) for item in printed]
         by_name = {name_of(item): item for item in known}
-        asked = draft.values.get(key)
-        if asked is None and known:
+        of_study = draft.values.get(key)
+        if of_study is None and known:
             draft.put(key, known, place)
-        elif asked is not None:
-            items = asked if isinstance(asked, list) else [asked]
+        elif of_study is not None:
+            items = of_study if isinstance(of_study, list) else [of_study]
             draft.values[key] = [_with(item, by_name.get(name_of(item))) for item in items]
     return protocol
 
@@ -138,13 +138,13 @@ def fields_here(
     Returns:
         Fields by method, and fields of the run.
     """
-    found = {name: dict(fields) for name, fields in methods.items()}
+    in_force = {name: dict(fields) for name, fields in methods.items()}
     changes: dict[str, Any] = {}
     for key in [*methods, *([label] if label not in methods else [])]:
         fields = method_fields.get(key, {})
         own = {k: v for k, v in fields.items() if k not in RUN_FIELDS}
         changes |= {k: v for k, v in fields.items() if k in RUN_FIELDS}
         if own:
-            name = key if key in found else next(iter(found))
-            found[name] = overridden(found[name], own)
-    return found, changes
+            name = key if key in in_force else next(iter(in_force))
+            in_force[name] = overridden(in_force[name], own)
+    return in_force, changes

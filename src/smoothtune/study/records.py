@@ -117,21 +117,24 @@ def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> di
     for place in ("data", "sep", "encoding", "unlabeled", "model", "task"):
         fields.pop(place, None)
     fields |= {"save_strategy": "no", "save_steps": 500}  # a resumed run is the same run
-    found: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "config": fields,
         "data": prints.data,
         "base_weights": prints.base_weights,
         "method_versions": config.method_versions(),
     }
     if prints.unlabeled is not None:
-        found["unlabeled"] = prints.unlabeled
+        identity["unlabeled"] = prints.unlabeled
     if extras != Extras():
-        found["extras"] = {"evaluate": sorted(extras.evaluate), "noise_curve": extras.noise_curve}
+        identity["extras"] = {
+            "evaluate": sorted(extras.evaluate),
+            "noise_curve": extras.noise_curve,
+        }
     if extras.ood:
         content = dict(prints.ood)
         read_as = {name: asdict(other) | {"source": content[name]} for name, other in extras.ood}
-        found["extras"] |= {"ood": read_as, "further_share": list(extras.further_share)}
-    return found
+        identity["extras"] |= {"ood": read_as, "further_share": list(extras.further_share)}
+    return identity
 
 
 @dataclass(frozen=True)
@@ -237,8 +240,8 @@ class Records:
     def failure(self, cell_id: str) -> dict[str, Any] | None:
         """How a cell failed, if it did."""
         failure = _read(self.folder / FAILURES / f"{cell_id}.json") or {}
-        told = (failure.get("status"), failure.get("message"))
-        return failure if all(isinstance(text, str) for text in told) else None
+        texts = (failure.get("status"), failure.get("message"))
+        return failure if all(isinstance(text, str) for text in texts) else None
 
     def note(self, event: str, cell_id: str) -> None:
         """Append a line to the log: a cell was started, or ended."""

@@ -170,25 +170,25 @@ def execute(
             pool.stop()
             raise Stopped(f"stopped by a signal with {progress.state()}; the same command goes on")
         progress.working(running.values())
-        found = pool.ended(0.5, lambda: signals.received is not None)
-        for ended in found:
+        done = pool.ended(0.5, lambda: signals.received is not None)
+        for ended in done:
             running.pop(ended.cell.id, None)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
             progress.ended(ended, again=again)
             if again:
                 waiting.append(ended.cell)
-        if found:
+        if done:
             check()
 
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:
     """Say how many finished cells the study no longer asks for."""
-    asked = {cell.id for cell in cells} | {cell.id for cell in plan.selection_cells()}
-    others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
+    planned = {cell.id for cell in cells} | {cell.id for cell in plan.selection_cells()}
+    others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in planned]
     if others:
         are = "is" if len(others) == 1 else "are"
-        told = f"{are} not among those asked for: left alone, and not in the report"
-        say(console, f"{counted(len(others), 'finished run')} {told}")
+        left_alone = f"{are} not among those asked for: left alone, and not in the report"
+        say(console, f"{counted(len(others), 'finished run')} {left_alone}")
 
 
 def _tell_without_model(console: Console, records: Records, cells: list[Cell]) -> None:

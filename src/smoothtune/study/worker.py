@@ -73,10 +73,10 @@ def run_here(cell: Cell, folder: Path, keep_model: bool, gpu: str | None = None)
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
             models = folder / MODELS if keep_model else None
-            status, found = attempt(cell, work, checkpoints, models)
+            status, content = attempt(cell, work, checkpoints, models)
         except Stopped:  # a signal that the study got as well
             os._exit(STOPPED)
-    records.end(cell, status, found)
+    records.end(cell, status, content)
     forget(cell, status, checkpoints)
     log.close()
     shutil.rmtree(work, ignore_errors=True)
@@ -212,13 +212,13 @@ def measure(trained: Trained, cell: Cell) -> Measured:
 
 def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Part]:
     """Parts of an evaluation by name; one that the model is not made for is left out."""
-    found = {}
+    parts = {}
     for name in names:
         try:
-            found[name] = evaluate_part(name, PARTS[name], subject)
+            parts[name] = evaluate_part(name, PARTS[name], subject)
         except ModelError as error:  # the training and its scores are not to be lost by it
             print(f"{name} is not measured: {error}")
-    return found
+    return parts
 
 
 def _subject(trained: Trained, cell: Cell) -> Subject:

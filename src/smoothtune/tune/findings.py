@@ -21,7 +21,7 @@ NAMES = {"nll": "NLL", "brier": "Brier score"}
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """The outcome of a search."""
 
     trials: list[Trial]
@@ -98,22 +98,22 @@ def _time(cost: Cost, name: str) -> TrainingTime:
     return TrainingTime(seconds, cost.device)
 
 
-def sentence(found: Found) -> str:
+def sentence(outcome: Outcome) -> str:
     """What to use, what it gains and what it costs, as the interval of the gain has it."""
-    method, by = found.method, found.comparison
-    stay = f"Stay with {found.plain.setting.describe()}"
+    method, by = outcome.method, outcome.comparison
+    stay = f"Stay with {outcome.plain.setting.describe()}"
     if method is None:
         return f"{stay}: no trial of another method ended with a score."
     if by.gain is None:
         return f"{stay}: too few of the fresh runs ended with a score to say what is better."
-    ratio = found.cost("step")
+    ratio = outcome.cost("step")
     price = f", at {ratio:.1f} times the time of a step" if ratio else ""
     use = method.setting.describe()
     if by.better:
-        return f"Use {use}: {_gain(found)} over tuned plain fine-tuning{price}."
+        return f"Use {use}: {_gain(outcome)} over tuned plain fine-tuning{price}."
     lost = f"; its loss diverged in {by.diverged} of {len(by.method)} runs" if by.diverged else ""
-    stands = f"the best other method ({use}) {_standing(by)}: {_gain(found)}{lost}{price}"
-    return f"{stay}: {stands}.{_limit(found)}"
+    stands = f"the best other method ({use}) {_standing(by)}: {_gain(outcome)}{lost}{price}"
+    return f"{stay}: {stands}.{_limit(outcome)}"
 
 
 def _standing(by: Comparison) -> str:
@@ -126,33 +126,33 @@ def _standing(by: Comparison) -> str:
     return "is better where it finishes" if by.low > 0 else "is not shown to be better"
 
 
-def _gain(found: Found) -> str:
-    by = found.comparison
+def _gain(outcome: Outcome) -> str:
+    by = outcome.comparison
     runs = f"{by.pairs} of " * (by.pairs < len(by.plain)) + f"{len(by.plain)} fresh seeds"
     if by.low is not None and by.high is not None:
-        ends = (by.low, by.high) if found.compared == "score" else (by.high, by.low)
-        low, high = (found.difference(end).lstrip("+") for end in ends)
+        ends = (by.low, by.high) if outcome.compared == "score" else (by.high, by.low)
+        low, high = (outcome.difference(end).lstrip("+") for end in ends)
         runs = f"{100 * LEVEL:g} % interval {low} to {high}, {runs}"
-    unit = "points of" if found.compared == "score" else "in"
-    return f"{found.difference(by.gain or 0.0)} {unit} {found.metric} ({runs})"
+    unit = "points of" if outcome.compared == "score" else "in"
+    return f"{outcome.difference(by.gain or 0.0)} {unit} {outcome.metric} ({runs})"
 
 
-def _limit(found: Found) -> str:
+def _limit(outcome: Outcome) -> str:
     """What gains so many rows and runs show, where they left it open."""
-    by = found.comparison
+    by = outcome.comparison
     if by.low is None or by.high is None or by.low > 0 or by.worse:
         return ""
     half = (by.high - by.low) / 2
-    gain = f"{POINTS * half:.1f} points" if found.compared == "score" else f"{half:.3f}"
-    return f" On {found.rows} rows these runs show only gains above {gain}."
+    gain = f"{POINTS * half:.1f} points" if outcome.compared == "score" else f"{half:.3f}"
+    return f" On {outcome.rows} rows these runs show only gains above {gain}."
 
 
-def at_chance(found: Found) -> str:
+def at_chance(outcome: Outcome) -> str:
     """That plain fine-tuning is not above a constant answer in the fresh runs; "" if it is."""
-    base = found.trivial_baseline
+    base = outcome.trivial_baseline
     if base is None:
         return ""
-    mean = fmean(result.score for result in _results(found.records[PLAIN]) if result)
+    mean = fmean(result.score for result in _results(outcome.records[PLAIN]) if result)
     if mean > base:
         return ""
     return (
@@ -161,37 +161,42 @@ def at_chance(found: Found) -> str:
     )
 
 
-def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
+def findings(tune: Tune, outcome: Outcome) -> Iterator[Sentence]:
     """Sentences under the first one."""
-    yield Sentence("good" if found.pick is not found.plain else "note", sentence(found))
-    ratio = found.cost("train")
-    if found.method is not None and ratio is not None:
+    yield Sentence("good" if outcome.pick is not outcome.plain else "note", sentence(outcome))
+    ratio = outcome.cost("train")
+    if outcome.method is not None and ratio is not None:
         text = f"Training takes {ratio:.1f} times as long as tuned plain fine-tuning's."
         yield Sentence("cost", text)
-    by = found.by_score
-    if found.compared != "score" and by is not None and by.low is not None and by.high is not None:
+    by = outcome.by_score
+    if (
+        outcome.compared != "score"
+        and by is not None
+        and by.low is not None
+        and by.high is not None
+    ):
         mean, low, high = (f"{POINTS * end:.1f}" for end in (by.gain or 0.0, by.low, by.high))
-        text = f"In the same runs {found.headline} differs by {mean} points ({low} to {high})."
+        text = f"In the same runs {outcome.headline} differs by {mean} points ({low} to {high})."
         yield Sentence("note" if by.high > 0 else "fragile", text)
-    best = [trial for trial in (found.plain, found.method) if trial]
-    seen = [f"{trial.setting.method} {number(found.shown(trial.score))}" for trial in best]
+    best = [trial for trial in (outcome.plain, outcome.method) if trial]
+    seen = [f"{trial.setting.method} {number(outcome.shown(trial.score))}" for trial in best]
     yield Sentence(
         "note",
-        f"In the search the best were {', '.join(seen)} ({found.metric}). The best of many looks "
+        f"In the search the best were {', '.join(seen)} ({outcome.metric}). The best of many looks "
         "better than it is, which is why fresh runs decide.",
     )
-    if text := at_chance(found):
+    if text := at_chance(outcome):
         yield Sentence("fragile", text)
     ends = tune.settings.learning_rates
-    rate = found.pick.setting.learning_rate
+    rate = outcome.pick.setting.learning_rate
     if ends[0] < ends[-1] and (rate < 1.25 * ends[0] or rate > 0.8 * ends[-1]):
         text = f"Learning rate {rate:g} is at the end of what was tried: try a wider range."
         yield Sentence("fragile", text)
     for state in ("diverged", "failed"):
-        if lost := [trial for trial in found.trials if trial.state == state]:
+        if lost := [trial for trial in outcome.trials if trial.state == state]:
             text = f"{counted(len(lost), 'trial')} {state}, the first: {lost[0].setting.describe()}"
             yield Sentence("fragile", f"{text} ({lost[0].message}).")
-    for name, why in found.misfits.items():
+    for name, why in outcome.misfits.items():
         yield Sentence("note", f"{name} was left out: {why}")
 
 

@@ -94,14 +94,14 @@ def expected_trainings(tune: Tune) -> int:
 
 def _trainings_by_arm(tune: Tune) -> list[int]:
     """Of plain, and of the methods."""
-    settings, found = tune.settings, []
+    settings, by_arm = tune.settings, []
     for half in ((settings.budget + 1) // 2, settings.budget // 2):
         trainings, last = half + settings.confirm_runs, 1
         for stop, count in stages(settings.folds):
             trainings += min(half, count) * (stop - last)
             last = stop
-        found.append(trainings)
-    return found
+        by_arm.append(trainings)
+    return by_arm
 
 
 def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:

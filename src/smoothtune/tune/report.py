@@ -27,7 +27,7 @@ from smoothtune.report.page import (
 )
 from smoothtune.report.plots import drawn, log_ticks, styles
 from smoothtune.study.files import portable
-from smoothtune.tune.findings import Found, at_chance, findings, finite, sentence
+from smoothtune.tune.findings import Outcome, at_chance, findings, finite, sentence
 from smoothtune.tune.search import Trial
 
 RESULT, BEST = "tune.json", "best.yaml"
@@ -52,35 +52,35 @@ TRIALS = (
 )
 
 
-def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> dict[str, Any]:
+def write_report(tune: Tune, outcome: Outcome, folder: Path, console: Console) -> dict[str, Any]:
     """Write the files of a search's outcome, and print its sentence and `at_chance`.
 
     Returns:
         The content of ``tune.json``.
     """
-    content = _content(tune, found)
-    rows = [_row(found, trial) for trial in found.trials]
-    columns = [*COLUMNS, found.compared, "state"]
+    content = _content(tune, outcome)
+    rows = [_row(outcome, trial) for trial in outcome.trials]
+    columns = [*COLUMNS, outcome.compared, "state"]
     write_atomic(folder / "trials.csv", csv_text(columns, rows))
-    write_atomic(folder / BEST, run_file(tune, found))
+    write_atomic(folder / BEST, run_file(tune, outcome))
     title = f"{content['task']}, {content['model']}: which method to use"
-    sections = _sections(tune, found, content["versions"], _plots(found, folder, console))
+    sections = _sections(tune, outcome, content["versions"], _plots(outcome, folder, console))
     write_page(folder, "report", title, [*sections])
     write_json(folder / RESULT, content)
     say(console, "")
     say(console, content["sentence"])
-    if text := at_chance(found):
+    if text := at_chance(outcome):
         say(console, text)
     return content
 
 
-def run_file(tune: Tune, found: Found) -> str:
+def run_file(tune: Tune, outcome: Outcome) -> str:
     """A run file that trains the pick on all training rows; JSON values are YAML."""
     given = tune.run.in_force(exclude_unset=True)
-    given |= {"task": tune.run.task, "model": tune.run.model} | found.pick.setting.changes()
+    given |= {"task": tune.run.task, "model": tune.run.model} | outcome.pick.setting.changes()
     given["output_dir"] = str(Path(tune.run.output_dir) / "model")
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
-    return "\n".join([f"# {printable(sentence(found))}".replace("\n", " "), *lines]) + "\n"
+    return "\n".join([f"# {printable(sentence(outcome))}".replace("\n", " "), *lines]) + "\n"
 
 
 def best_run(tune: Tune, content: Mapping[str, Any], output_dir: str) -> RunConfig:
@@ -90,50 +90,50 @@ def best_run(tune: Tune, content: Mapping[str, Any], output_dir: str) -> RunConf
     )
 
 
-def _content(tune: Tune, found: Found) -> dict[str, Any]:
-    by = found.comparison
+def _content(tune: Tune, outcome: Outcome) -> dict[str, Any]:
+    by = outcome.comparison
     return {
-        "sentence": sentence(found),
+        "sentence": sentence(outcome),
         "task": tune.run.task,
         "model": portable(tune.run.model),
         "data": tune.run.data and portable(tune.run.data),
-        "metric": found.metric,
-        "use": found.pick.arm,
-        "pick": _plain_data(found, found.pick),
-        "plain": _plain_data(found, found.plain),
-        "method": found.method and _plain_data(found, found.method),
-        "trivial_baseline": found.trivial_baseline,
+        "metric": outcome.metric,
+        "use": outcome.pick.arm,
+        "pick": _plain_data(outcome, outcome.pick),
+        "plain": _plain_data(outcome, outcome.plain),
+        "method": outcome.method and _plain_data(outcome, outcome.method),
+        "trivial_baseline": outcome.trivial_baseline,
         "gain": {"mean": by.gain, "low": by.low, "high": by.high},
         "runs": [
-            {**fresh._asdict(), "plain": found.shown(plain), "method": found.shown(method)}
-            for fresh, plain, method in zip(found.fresh, by.plain, by.method, strict=True)
+            {**fresh._asdict(), "plain": outcome.shown(plain), "method": outcome.shown(method)}
+            for fresh, plain, method in zip(outcome.fresh, by.plain, by.method, strict=True)
         ],
-        "cost": {"step_ratio": found.cost("step"), "training_ratio": found.cost("train")},
-        "rows": found.rows,
+        "cost": {"step_ratio": outcome.cost("step"), "training_ratio": outcome.cost("train")},
+        "rows": outcome.rows,
         "settings": tune.settings.model_dump(mode="json"),
         "methods": tune.methods,
-        "left_out": found.misfits,
-        "trials": [_plain_data(found, trial) for trial in found.trials],
+        "left_out": outcome.misfits,
+        "trials": [_plain_data(outcome, trial) for trial in outcome.trials],
         "versions": versions() | {"optuna": version("optuna")},
     }
 
 
-def _plain_data(found: Found, trial: Trial) -> dict[str, Any]:
+def _plain_data(outcome: Outcome, trial: Trial) -> dict[str, Any]:
     return {
         "arm": trial.arm,
         "number": trial.number,
         "state": trial.state,
         "message": trial.message,
-        "scores": [found.shown(score) for score in trial.scores],
-        "score": found.shown(trial.score),
+        "scores": [outcome.shown(score) for score in trial.scores],
+        "score": outcome.shown(trial.score),
         "changes": trial.setting.changes(),
     }
 
 
-def _row(found: Found, trial: Trial) -> list[Any]:
+def _row(outcome: Outcome, trial: Trial) -> list[Any]:
     setting = trial.setting
     fields = " ".join(f"{name}={value}" for name, value in setting.fields.items())
-    score = found.shown(trial.score)
+    score = outcome.shown(trial.score)
     return [
         trial.arm,
         trial.number + 1,
@@ -148,58 +148,58 @@ def _row(found: Found, trial: Trial) -> list[Any]:
 
 
 def _sections(
-    tune: Tune, found: Found, versions: Mapping[str, str], plots: Sequence[Plot]
+    tune: Tune, outcome: Outcome, versions: Mapping[str, str], plots: Sequence[Plot]
 ) -> Iterator[Section]:
-    settings, (first, *others) = tune.settings, findings(tune, found)
+    settings, (first, *others) = tune.settings, findings(tune, outcome)
     yield Section("In short", [first, Findings(others), BEST_FILE])
-    trained = found.rows - found.rows // settings.num_parts
-    fresh = FRESH_RUNS.format(trained=trained, rows=found.rows)
-    yield Section("Fresh runs", [fresh, _runs_table(found)])
-    for arm in dict.fromkeys(trial.arm for trial in found.trials):
-        yield Section(f"Trials: {arm}", [_trials_table(found, arm)])
+    trained = outcome.rows - outcome.rows // settings.num_parts
+    fresh = FRESH_RUNS.format(trained=trained, rows=outcome.rows)
+    yield Section("Fresh runs", [fresh, _runs_table(outcome)])
+    for arm in dict.fromkeys(trial.arm for trial in outcome.trials):
+        yield Section(f"Trials: {arm}", [_trials_table(outcome, arm)])
     yield Section("All trials", [TRIALS, *([Figures(plots)] if plots else [])])
-    asked = (
+    choices = (
         f"Metric {settings.metric}, budget {settings.budget}, held_out {settings.held_out} (one of "
         f"{settings.num_parts} parts), folds {settings.folds}, confirm_runs "
         f"{settings.confirm_runs}, round_size {settings.round_size}."
     )
     data = f"Data: {portable(tune.run.data)}. " if tune.run.data else ""
     rows = [[name, version] for name, version in versions.items()]
-    yield Section("How it was made", [data + asked, Table(["", "version"], rows, wraps=True)])
+    yield Section("How it was made", [data + choices, Table(["", "version"], rows, wraps=True)])
 
 
-def _runs_table(found: Found) -> Table:
-    by = found.comparison
+def _runs_table(outcome: Outcome) -> Table:
+    by = outcome.comparison
     rows = []
-    for fresh, plain, method in zip(found.fresh, by.plain, by.method, strict=True):
+    for fresh, plain, method in zip(outcome.fresh, by.plain, by.method, strict=True):
         both = (finite(plain), finite(method))
-        gap = "–" if None in both else found.difference(both[1] - both[0])  # type: ignore[operator]
-        rows.append([str(fresh.seed), *(number(found.shown(score)) for score in both), gap])
-    name = found.method.setting.method if found.method else "method"
-    unit = " in points" if found.compared == "score" else ""
+        gap = "–" if None in both else outcome.difference(both[1] - both[0])  # type: ignore[operator]
+        rows.append([str(fresh.seed), *(number(outcome.shown(score)) for score in both), gap])
+    name = outcome.method.setting.method if outcome.method else "method"
+    unit = " in points" if outcome.compared == "score" else ""
     return Table(["seed", "plain", name, f"difference{unit}"], rows)
 
 
-def _trials_table(found: Found, arm: str) -> Table:
+def _trials_table(outcome: Outcome, arm: str) -> Table:
     """The best trials, by folds and score."""
-    own = [trial for trial in found.trials if trial.arm == arm and trial.scores]
+    own = [trial for trial in outcome.trials if trial.arm == arm and trial.scores]
     own.sort(key=lambda trial: (len(trial.scores), trial.score), reverse=True)
     rows = [
         [
             str(trial.number + 1),
             trial.setting.describe(),
             str(len(trial.scores)),
-            number(found.shown(trial.score)),
+            number(outcome.shown(trial.score)),
             trial.state,
         ]
         for trial in own[:SHOWN]
     ]
-    return Table(["trial", "setting", "folds", found.metric, ""], rows, wraps=True)
+    return Table(["trial", "setting", "folds", outcome.metric, ""], rows, wraps=True)
 
 
-def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
+def _plots(outcome: Outcome, folder: Path, console: Console) -> list[Plot]:
     """Every trial's score against its learning rate."""
-    looks = styles(trial.setting.method for trial in found.trials)
+    looks = styles(trial.setting.method for trial in outcome.trials)
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -207,14 +207,14 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
             for whole in (True, False):
                 own = [
                     trial
-                    for trial in found.trials
+                    for trial in outcome.trials
                     if trial.setting.method == name
                     and trial.scores
                     and (trial.state == "complete") == whole
                 ]
                 axes.plot(
                     [trial.setting.learning_rate for trial in own],
-                    [found.shown(trial.score) for trial in own],
+                    [outcome.shown(trial.score) for trial in own],
                     linestyle="",
                     marker=look.marker,
                     color=look.color,
@@ -224,8 +224,8 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
         axes.set_xscale("log")
         log_ticks(axes.xaxis, wide=False)
         axes.set_xlabel("learning rate")
-        scored = found.compared == "score"
-        axes.set_ylabel(metric_label(found.metric) if scored else found.metric)
+        scored = outcome.compared == "score"
+        axes.set_ylabel(metric_label(outcome.metric) if scored else outcome.metric)
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 
     try:

@@ -26,7 +26,7 @@ from smoothtune.study.run import SEARCH, Progress, claimed
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Trainings, score_of
 from smoothtune.tune.confirm import Comparison, compare, fresh_runs, search_run
-from smoothtune.tune.findings import Found, shown
+from smoothtune.tune.findings import Outcome, shown
 from smoothtune.tune.price import expected_trainings, measure, tell
 from smoothtune.tune.report import best_run, write_report
 from smoothtune.tune.search import Arm, Trial, arms, optuna, search
@@ -90,11 +90,11 @@ def run_tune(
                 signals,
             )
             try:
-                found = _found(tune, trainings, misfits, console)
+                outcome = _outcome(tune, trainings, misfits, console)
             finally:
                 if trainings.pool is not None:
                     trainings.pool.stop()
-        return write_report(tune, found, folder, console)
+        return write_report(tune, outcome, folder, console)
 
 
 def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console) -> dict[str, Any]:
@@ -157,7 +157,9 @@ def _priced(
     return tune, misfits
 
 
-def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: Console) -> Found:
+def _outcome(
+    tune: Tune, trainings: Trainings, misfits: dict[str, str], console: Console
+) -> Outcome:
     """Search, and confirm what was found."""
     searches, settings = arms(tune), tune.settings
 
@@ -194,7 +196,7 @@ def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: C
 
     trials = [trial for arm in searches for trial in arm.trials]
     rows = len(trainings.training.texts)
-    return Found(
+    return Outcome(
         trials, plain, method, fresh, compared(settings.metric), records, misfits, rows,
         settings.metric, compared("score"),
     )  # fmt: skip

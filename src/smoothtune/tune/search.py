@@ -103,7 +103,7 @@ class Arm:
             self.study.enqueue_trial(start)
         self.name, self.space, self.budget = name, space, budget
         self.trials: list[Trial] = []
-        self._asked: list[Any] = []
+        self._of_optuna: list[Any] = []
 
     @property
     def left(self) -> int:
@@ -114,9 +114,9 @@ class Arm:
         """The next trials, at most `count`."""
         new = []
         for _ in range(min(count, self.left)):
-            asked = self.study.ask()
-            self._asked.append(asked)
-            new.append(Trial(self.name, len(self.trials), self.space.suggest(asked)))
+            of_optuna = self.study.ask()
+            self._of_optuna.append(of_optuna)
+            new.append(Trial(self.name, len(self.trials), self.space.suggest(of_optuna)))
             self.trials.append(new[-1])
         return new
 
@@ -125,9 +125,9 @@ class Arm:
         states = self.optuna.trial.TrialState
         if trial.state in ("diverged", "failed"):  # Optuna keeps away from where trials are pruned
             state = states.PRUNED if trial.state == "diverged" else states.FAIL
-            self.study.tell(self._asked[trial.number], state=state)
+            self.study.tell(self._of_optuna[trial.number], state=state)
         else:
-            self.study.tell(self._asked[trial.number], trial.score)
+            self.study.tell(self._of_optuna[trial.number], trial.score)
 
     def leaders(self, count: int) -> list[Trial]:
         """The best trials, at most `count`: first those of the most folds, then by score."""
@@ -170,9 +170,9 @@ def search(
             _take(trial, outcome, folds)
 
     while any(arm.left for arm in searches):
-        asked = [(arm, trial) for arm in searches for trial in arm.ask(round_size)]
-        train([trial for _, trial in asked], 1)
-        for arm, trial in asked:
+        new = [(arm, trial) for arm in searches for trial in arm.ask(round_size)]
+        train([trial for _, trial in new], 1)
+        for arm, trial in new:
             arm.tell(trial)
             ended(trial)
     for stop, count in stages(folds):
@@ -203,9 +203,9 @@ def optuna() -> Any:
         ConfigError: it is not installed.
     """
     try:
-        import optuna as found
+        import optuna
     except ImportError as error:
         message = 'needs Optuna: pip install "smoothtune[tune]"'
         raise ConfigError([Problem("smoothtune tune", "", message)]) from error
-    found.logging.set_verbosity(found.logging.ERROR)
-    return found
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

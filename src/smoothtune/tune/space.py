@@ -27,8 +27,8 @@ class Setting:
 
     def describe(self) -> str:
         """As in reports: ``lnsr with share 0.4, learning rate 3e-05, 4 epochs``."""
-        said = [f"{name} {as_text(value)}" for name, value in self.fields.items()]
-        method = f"{self.method} with {', '.join(said)}" if said else self.method
+        fields = [f"{name} {as_text(value)}" for name, value in self.fields.items()]
+        method = f"{self.method} with {', '.join(fields)}" if fields else self.method
         epochs = f"{self.epochs:g} epoch{'s' * (self.epochs != 1)}"
         return f"{method}, learning rate {self.learning_rate:g}, {epochs}"
 
@@ -72,21 +72,21 @@ class Space:
             "learning_rate": middle,
             "epochs": self.epochs[len(self.epochs) // 2],
         }
-        found = []
+        starts = []
         for name in self.methods:
             fields = {f"{name}.{key}": _middle(to) for key, to in self.searched[name].items()}
-            found.append(common | fields | {"method": name})
-        return found
+            starts.append(common | fields | {"method": name})
+        return starts
 
     def suggest(self, trial: OptunaTrial) -> Setting:
         """Let Optuna choose; numbers have three digits, so that what is shown is what is run."""
         name = trial.suggest_categorical("method", list(self.methods))
-        found = {
+        fields = {
             key: _choose(trial, f"{name}.{key}", to) for key, to in self.searched[name].items()
         }
         rate = _choose(trial, "learning_rate", self._rates)
         epochs = trial.suggest_categorical("epochs", list(self.epochs))
-        return Setting(name, dict(self.methods[name]) | found, rate, epochs)
+        return Setting(name, dict(self.methods[name]) | fields, rate, epochs)
 
     @property
     def _rates(self) -> Between:

@@ -105,8 +105,8 @@ def _numbers_named(rows: Dataset, task: Task) -> Dataset:
     if not isinstance(item, Value) or not item.dtype.startswith(("int", "uint")):
         return rows
     values = rows[column][:]
-    found = set(values if item is feature else (number for each in values for number in each))
-    if found == set(range(len(found))) or not is_numbered(task.label_names):
+    numbers = set(values if item is feature else (number for each in values for number in each))
+    if numbers == set(range(len(numbers))) or not is_numbered(task.label_names):
         return rows
     named = ClassLabel(names=list(task.label_names))
     return rows.cast_column(column, named if item is feature else ListOf(named))

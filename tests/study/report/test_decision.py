@@ -99,7 +99,7 @@ def test_a_score_that_is_shown_to_be_lower_is_not_called_not_lower() -> None:
 @pytest.mark.parametrize("nll", [None, {"good": [LOWER_NLL]}])
 def test_advice_tells_of_failed_runs_of_its_method(nll: dict | None) -> None:
     found = content({"good": [SLIGHT if nll else BETTER]}, nll=nll)
-    lost = {"asked": 8, "failed": {"nan": 2, "error": 1}}
+    lost = {"planned": 8, "failed": {"nan": 2, "error": 1}}
     methods = [replace(m, **lost) if m.method == "good" else m for m in found.methods]
     advice = decision(replace(found, methods=methods))
     assert advice.verdict == "fragile"

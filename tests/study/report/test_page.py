@@ -104,7 +104,7 @@ def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
     p = {m: by_name[m].score_against_plain.p for m in ("good", "same")}
     assert p["good"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert by_name["good"].score_against_plain.p_holm == pytest.approx(2 * p["good"])
-    assert by_name["good"].asked == 4
+    assert by_name["good"].planned == 4
     assert by_name["good"].cost_ratio == pytest.approx(1.05)
     assert by_name["plain"].score_against_plain is None
 
@@ -148,7 +148,7 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
     lost = asked | {"seed": 9, "status": "nan"}
     missing = asked | {"seed": 10, "status": "missing"}
     (_, bad) = compare_methods(made_runs([*found, lost, missing]))
-    assert (bad.asked, bad.failed, bad.missing) == (7, {"nan": 1}, 1)
+    assert (bad.planned, bad.failed, bad.missing) == (7, {"nan": 1}, 1)
     assert bad.score.n == 5
     assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
         content([*found, lost, missing])

@@ -156,5 +156,5 @@ def _lost(content: StudyContent, best: Comparison) -> str:
     """How many runs of a method failed, of which its differences say nothing; "" without any."""
     own = [item for item in content.methods if item.method == best.method]
     failed = sum(count for item in own for count in item.failed.values())
-    asked = sum(item.asked for item in own)
-    return f" But {failed} of its {asked} runs failed, and are in no mean." * (failed > 0)
+    planned = sum(item.planned for item in own)
+    return f" But {failed} of its {planned} runs failed, and are in no mean." * (failed > 0)

@@ -49,13 +49,13 @@ def findings(content: StudyContent) -> list[Sentence]:
 
 
 def _completeness(content: StudyContent) -> Sentence:
-    asked = sum(item.asked for item in content.methods)
+    planned = sum(item.planned for item in content.methods)
     seeds = [item.score.n for item in content.methods if item.score]
     done = sum(seeds)
     failed = sum(sum(item.failed.values()) for item in content.methods)
-    text = f"{done} of {asked} runs are done, {failed} failed."
+    text = f"{done} of {planned} runs are done, {failed} failed."
     text += " Failed runs are in no mean." * (failed > 0)
-    absent = [item for item in content.methods if item.missing == item.asked]
+    absent = [item for item in content.methods if item.missing == item.planned]
     if 0 < len(absent) <= MOST_NAMED:
         names = (f"{item.method} on {item.condition.title}" for item in absent)
         text += f" Nothing was run of {'; '.join(names)}."
@@ -69,7 +69,7 @@ def _completeness(content: StudyContent) -> Sentence:
             " They ran on several kinds of device, and times are compared only on one and the "
             f"same: {'; '.join(content.devices)}."
         )
-    return Sentence("note" if done == asked and not (few or mixed) else "fragile", text)
+    return Sentence("note" if done == planned and not (few or mixed) else "fragile", text)
 
 
 def _few_seeds(count: int) -> str:
@@ -292,6 +292,6 @@ def effect_findings(compared: Sequence[Comparison]) -> list[Sentence]:
         ]
         if shown:
             null = f"{title}: no method is shown to differ from plain."
-            found = _against_plain(f"{title}, after Holm's correction", named)
-            sentences.append(found or Sentence("note", null))
+            sentence = _against_plain(f"{title}, after Holm's correction", named)
+            sentences.append(sentence or Sentence("note", null))
     return sentences

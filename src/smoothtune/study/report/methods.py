@@ -85,7 +85,7 @@ class MethodResult:
     trivial_baseline: float | None
     not_above_constant: int
     """How many finished runs score no more than the best constant answer."""
-    asked: int
+    planned: int
     missing: int
     failed: dict[str, int]
     """Number of runs by how they failed."""
@@ -198,7 +198,7 @@ def _method_result(
         metric=done[0].metric if done else None,
         trivial_baseline=max((run.trivial_baseline or 0.0 for run in done), default=None),
         not_above_constant=sum(map(_is_not_above_constant, done)),
-        asked=len(own),
+        planned=len(own),
         missing=status["missing"],
         failed={name: n for name, n in status.items() if name not in ("done", "missing")},
         measures={name: Summary.of(list(by_seed.values())) for name, by_seed in samples.items()},
@@ -262,9 +262,9 @@ def compare_quantities(runs: Sequence[Run]) -> list[Comparison]:
     groups = [[condition] for condition in conditions]
     groups += [conditions] * (len(conditions) > 1)
     compared = []
-    for asked in (claims, list(dict.fromkeys(beside)), robust):
+    for measures in (claims, list(dict.fromkeys(beside)), robust):
         for group in groups:
-            family = (over_conditions(pairs, group, name, method) for method, name in asked)
+            family = (over_conditions(pairs, group, name, method) for method, name in measures)
             compared += compare(
                 [replace(each, relative=bool(each.plain.mean(1).all())) for each in family if each]
             )

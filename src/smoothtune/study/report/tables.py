@@ -83,7 +83,7 @@ def score_table(group: Sequence[MethodResult]) -> Table:
     for method in group:
         score, against = method.score, method.score_against_plain
         numbers = (score.mean, score.sd, score.median, score.max) if score else [None] * 4
-        cells = [method.method, f"{score.n if score else 0} of {method.asked}"]
+        cells = [method.method, f"{score.n if score else 0} of {method.planned}"]
         cells += map(number, numbers)
         if lost:
             failed = (f"{count} {status}" for status, count in method.failed.items())
@@ -143,12 +143,12 @@ def over_tasks_table(compared: Mapping[str, Sequence[Comparison]]) -> Table:
     """
     others = [name for name in SECONDARY if compared.get(name)]
     head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm", SMALLEST]
-    found: dict[str, dict[str, Comparison]] = {}
+    by_method: dict[str, dict[str, Comparison]] = {}
     for name in ("score", *others):
         for item in compared.get(name, ()):
-            found.setdefault(item.method, {})[name] = item
+            by_method.setdefault(item.method, {})[name] = item
     rows = []
-    for method, own in found.items():
+    for method, own in by_method.items():
         score = own.get("score")
         cells = [*_difference(score), _smallest(score)] if score else [DASH] * 4
         seeds = len(next(iter(own.values())).seeds)
