@@ -112,7 +112,7 @@ def main():
     page += [
         "MiniLM, rows of SST-2: the runs of [sizes](../../results/sizes.md). Under plain are",
         "differences from it, paired by seed, with 95 % intervals and p before a correction. The",
-        "last row is VAT, whose training costs as much as three, minus their average.",
+        "last row is VAT, whose training costs about as much as three, minus their average.",
         "",
     ]
     page += [f"| rows | way | {' | '.join(MEASURES)} |", "|---|---|---|---|---|---|"]

@@ -113,25 +113,28 @@ def evidence(name: str) -> str:
 def evidence_line(name: str) -> str:
     """In how many studies a method, alone and with today's defaults, differs from plain.
 
-    Over all conditions of a study, p below 0.05 after Holm's correction over its methods.
+    Over all conditions of a study, p below 0.05 after Holm's correction over its methods. Empty for
+    plain itself.
     """
+    if name == "plain":
+        return ""
     studies = [
         [row for row in _over_all(study) if row.method == label and row.differs]
         for study in STUDIES
         for label, ran in _fields(study).items()
         if list(ran) == [name] and not _changed(name, ran[name])
     ]
-    if name == "plain" or not studies:
-        return "" if name == "plain" else "not compared"
+    if not studies:
+        return "not compared"
     of = f" of {len(studies)} {'study' if len(studies) == 1 else 'studies'}"
     parts = []
     for better in (True, False):
-        found = Counter(
+        counts = Counter(
             row.measure for rows in studies for row in rows if _is_better(row) == better
         )
-        counts = [f"{SUMMED[m]} in {found[m]}" for m in SUMMED if m in found]
         if counts:
-            parts.append(f"{'better' if better else 'worse'} {', '.join(counts)}{of}")
+            measures = ", ".join(f"{SUMMED[m]} in {counts[m]}" for m in SUMMED if m in counts)
+            parts.append(f"{'better' if better else 'worse'} {measures}{of}")
     return "; ".join(parts) or f"no difference shown in {of.removeprefix(' of ')}"
 
 
@@ -143,10 +146,7 @@ def _over_all(study: str) -> list[Comparison]:
         rows = [row for rows in over_tasks(runs).values() for row in rows]
     else:
         rows = [row for each in compare_methods(runs) for row in each.against_plain.values()]
-    return sorted(
-        (row for row in rows if row.measure in SUMMED),
-        key=lambda row: list(SUMMED).index(row.measure),
-    )
+    return [row for row in rows if row.measure in SUMMED]
 
 
 def _is_better(row: Comparison) -> bool:

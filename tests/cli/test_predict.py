@@ -394,6 +394,6 @@ def test_sets_of_classes_have_the_coverage_that_was_asked_for(
     other = write_csv(tmp_path / "other.csv", text=TEXTS[1:], label=["fine", "poor"] * 19)
     out = ("--calibration", "--data", other, "--num-resamples", 20, "--output-dir", tmp_path / "t")
     found = CliRunner().invoke(app, ["evaluate", *map(str, (trained, *out))])
-    assert "calibration.json stays as it is: it was fitted on other data." in found.stdout
+    assert "calibration.json stays as it is: it was fitted on other rows." in found.stdout
     assert json.loads((trained / "calibration.json").read_text()) == kept
     (trained / "calibration.json").unlink()

@@ -431,10 +431,13 @@ def test_what_is_no_method_is_refused(tmp_path, given, error, message):
 
 
 def test_without_a_method_it_is_vat_and_says_so(tmp_path, caplog):
-    trainer = regularize(Trainer(model=tiny_model("bert"), args=arguments(tmp_path)))
-    assert [type(method) for method in trainer.objective.regularizers.values()] == [VAT]
-    assert "takes VAT()" in caplog.text
-    assert "Plain() is plain fine-tuning" in caplog.text
+    for make in (lambda **given: regularize(Trainer(**given)), SmoothTrainer):
+        caplog.clear()
+        trainer = make(model=tiny_model("bert"), args=arguments(tmp_path))
+        methods = trainer.objective.regularizers
+        assert [type(method) for method in methods.values()] == [VAT]
+        assert "VAT() is taken" in caplog.text
+        assert "Plain() is plain fine-tuning" in caplog.text
 
 
 def test_what_is_no_trainer_is_refused():

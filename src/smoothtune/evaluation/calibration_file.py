@@ -56,7 +56,7 @@ def fits(temperature: float) -> bool:
 def keep_calibration(calibration: Calibration, model: str) -> str:
     """Write what was fitted into the model's folder and its card.
 
-    One of the same weights that was fitted on other data stays: a test set is there to judge it.
+    One of the same weights that was fitted on other rows stays: a test set is there to judge it.
 
     Returns:
         What to tell; empty where the model is no local folder.
@@ -67,7 +67,7 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
     earlier = _earlier(folder)
     if earlier and earlier.weights == calibration.weights and earlier.data != calibration.data:
         return (
-            f"{folder / CALIBRATION} stays as it is: it was fitted on other data. Remove it, and "
+            f"{folder / CALIBRATION} stays as it is: it was fitted on other rows. Remove it, and "
             "the next evaluate --calibration keeps what it fits"
         )
     try:

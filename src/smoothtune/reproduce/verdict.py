@@ -40,14 +40,15 @@ def difference(
     """
     if not measured.sd:
         return None
-    variance = measured.sd**2 / measured.n
-    printed_variance = sd**2 / count if sd is not None and count is not None and count > 1 else 0.0
-    value, error = measured.mean - mean, math.sqrt(variance + printed_variance)
+    # squared standard errors of both means
+    ours = measured.sd**2 / measured.n
+    theirs = sd**2 / count if sd is not None and count is not None and count > 1 else 0.0
+    value, error = measured.mean - mean, math.sqrt(ours + theirs)
     # Welch and Satterthwaite's degrees of freedom
-    freedom = variance**2 / (measured.n - 1)
-    if printed_variance and count is not None:
-        freedom += printed_variance**2 / (count - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, (variance + printed_variance) ** 2 / freedom)) * error
+    freedom = ours**2 / (measured.n - 1)
+    if theirs and count is not None:
+        freedom += theirs**2 / (count - 1)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, (ours + theirs) ** 2 / freedom)) * error
     return Effect(value, (value - half, value + half))
 
 

@@ -64,7 +64,7 @@ def regularize(
     Args:
         trainer: any `transformers.Trainer`, before `train()`, on the pre-trained model.
         regularizers: methods to add, or lists of them; order does not matter. Without any it is
-            `VAT()`, which committed studies show to help (docs/evidence.md). Two of one class are
+            `VAT()`, which a study shows to help (docs/evidence.md). Two of one class are
             two terms with draws of their own, such as LNSR with both kinds of noise; the second is
             called ``lnsr_2`` in logs and records. A run file has each method once.
         unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s, tokenized as they
@@ -100,8 +100,8 @@ def regularize(
         )
     if not regularizers:
         logger.warning(
-            "no method is given, so regularize() takes VAT(): studies show that it helps, and a "
-            "step takes about three times as long. Plain() is plain fine-tuning"
+            "no method is given, so VAT() is taken: it helped in a study of film reviews. A step "
+            "takes nearly three times as long. Plain() is plain fine-tuning"
         )
     methods = methods_in(regularizers or VAT())
     if not methods:
@@ -157,7 +157,7 @@ class SmoothTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        regularizers: Regularizer | Sequence[Regularizer] = (),
+        regularizers: Regularizer | Sequence[Regularizer] | None = None,
         unlabeled_dataset: Any = None,
         alternate: Alternate = "batch",
         **kwargs: Any,
@@ -166,7 +166,7 @@ class SmoothTrainer(Trainer):
 
         Args:
             args: as for `Trainer`.
-            regularizers: a method, or a sequence of methods.
+            regularizers: a method, or a sequence of methods; default: see `regularize`.
             unlabeled_dataset: more rows, without labels; see `regularize`.
             alternate: when their updates come; see `regularize`.
             kwargs: as for `Trainer`.
@@ -175,7 +175,8 @@ class SmoothTrainer(Trainer):
             ValueError: as `regularize`.
         """
         super().__init__(*args, **kwargs)
-        regularize(self, regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
+        methods = () if regularizers is None else (regularizers,)
+        regularize(self, *methods, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
 
 
 def _no_trainer(value: object) -> str:
