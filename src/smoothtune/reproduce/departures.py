@@ -17,9 +17,7 @@ def departures(study: Study) -> list[str]:
     protocol = study.protocol
     if protocol is None:
         return []
-    lines = list(protocol.departures)
-    lines += _of_size(study, protocol)
-    lines += _of_limits(study, protocol)
+    lines = [*protocol.departures, *_of_size(study, protocol), *_of_limits(study, protocol)]
     for key, printed in protocol.fields.items():
         used = [getattr(run, key) for run in _runs_as_usual(study, key)]
         lines += _differs(key, used, printed)
@@ -39,12 +37,11 @@ def _runs_as_usual(study: Study, key: str) -> Iterator[RunConfig]:
 
 
 def _of_size(study: Study, protocol: Protocol) -> Iterator[str]:
-    """Models, tasks, rows and seeds."""
-    for what, known, used in (
-        ("model", protocol.model, [c.model for c in study.conditions]),
-        ("task", protocol.task, [c.task for c in study.conditions]),
-    ):
-        names = [str(name_of(item)) for item in known]
+    """Models, tasks and seeds."""
+    models = ([item.model for item in study.conditions], protocol.model)
+    tasks = ([item.task for item in study.conditions], protocol.task)
+    for what, (used, printed) in (("model", models), ("task", tasks)):
+        names = [str(name_of(item)) for item in printed]
         others = [name for name in dict.fromkeys(used) if name not in names]
         if names and others:
             yield f"{what}: {', '.join(others)} in place of {', '.join(names)}"
@@ -71,12 +68,9 @@ def _of_limits(study: Study, protocol: Protocol) -> Iterator[str]:
 def _of_method(study: Study, name: str, key: str) -> Iterator[Any]:
     """Values of a method's field in all runs of the method, or of the entry of this label."""
     for (_, e, _), run in study.runs.items():
-        entry = study.entries[e]
-        if entry.label == name:
+        if name in run.methods or study.entries[e].label == name:
             method = name if name in run.methods else next(iter(run.methods))
             yield run.methods[method].get(key)
-        elif name in run.methods:
-            yield run.methods[name].get(key)
 
 
 def _differs(field: str, values: list[Any], printed: Any) -> Iterator[str]:

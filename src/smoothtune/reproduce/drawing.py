@@ -35,41 +35,32 @@ def draw(figure: Figure) -> dict[str, bytes]:
     rows = -(-len(figure.panels) // columns)
     looks = styles(name for panel in figure.panels for name in panel.lines)
     in_a_row = 1 if columns == 1 else 2
-    alone = len(figure.panels) == 1
-    boxes = max(len(panel.boxes) for panel in figure.panels)
-    height = max(HEIGHT, 1 + BOX * boxes)
-    heights = [p.y for panel in figure.panels for line in panel.lines.values() for p in line]
     legend = LEGEND_LINE * -(-len(looks) // in_a_row) * (len(looks) > 1)
+    heights = [p.y for panel in figure.panels for line in panel.lines.values() for p in line]
 
     def paint(canvas: Any) -> None:
         grid = canvas.subplots(rows, columns, squeeze=False)
+        named: dict[str, Any] = {}
         for axes, panel in zip(grid.flat, figure.panels, strict=False):
             _paint(axes, panel, looks)
             if figure.log_y:
                 log_scale(axes, heights)
-            _label(axes, panel, figure, alone=alone)
+            _label(axes, panel, figure, alone=len(figure.panels) == 1)
+            for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                named.setdefault(name, line)
         for axes in list(grid.flat)[len(figure.panels) :]:
             axes.set_axis_off()
         if len(looks) > 1:
-            named: dict[str, Any] = {}
-            for axes in grid.flat:
-                for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
-                    named.setdefault(name, line)
-            canvas.legend(
-                named.values(),
-                named.keys(),
-                loc="outside lower center",
-                ncols=in_a_row,
-                frameon=False,
-                fontsize="small",
-            )
+            place = {"loc": "outside lower center", "ncols": in_a_row}
+            lines = list(named.values())
+            canvas.legend(lines, list(named), **place, frameon=False, fontsize="small")
 
     width = WIDEST if columns == 1 else columns * WIDTH
+    height = max(HEIGHT, 1 + BOX * max(len(panel.boxes) for panel in figure.panels))
     return drawn(width, rows * height + legend, paint, ("svg", "pdf"))
 
 
 def _paint(axes: Any, panel: Panel, looks: dict[str, Style]) -> None:
-    """Boxes, lines and the diagonal."""
     if panel.boxes:
         paint_boxes(axes, panel.boxes, styles(panel.boxes))
     for name, points in panel.lines.items():
@@ -82,11 +73,11 @@ def _paint(axes: Any, panel: Panel, looks: dict[str, Style]) -> None:
 
 def _label(axes: Any, panel: Panel, figure: Figure, *, alone: bool) -> None:
     """Titles and labels, on as many lines as they need, and ticks where the points are."""
-    factor = WIDEST / WIDTH if alone else 1.0
-    of_x = panel.y_label if panel.boxes else figure.x_label
-    axes.set_title(_lines(panel.title, factor * LETTERS["x"]), fontsize="medium")
-    axes.set_xlabel(_lines(of_x, factor * LETTERS["x"]))
-    axes.set_ylabel("" if panel.boxes else _lines(panel.y_label, LETTERS["y"]))
+    along_x = LETTERS["x"] * (WIDEST / WIDTH if alone else 1.0)
+    of_x, of_y = (panel.y_label, "") if panel.boxes else (figure.x_label, panel.y_label)
+    axes.set_title(_lines(panel.title, along_x), fontsize="medium")
+    axes.set_xlabel(_lines(of_x, along_x))
+    axes.set_ylabel(_lines(of_y, LETTERS["y"]))
     places = sorted({point.x for line in panel.lines.values() for point in line})
     if figure.layout.kind in ("settings", "sizes") and len(places) <= FEW:
         axes.set_xticks(places, [f"{place:g}" for place in places])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothtune.evaluation.intervals import wilson
-from smoothtune.report.curves import Curve, CurvePoint, csv_text
+from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range
 from smoothtune.report.tables import Summary
 from smoothtune.reproduce.runs import Runs
 from smoothtune.reproduce.samples import Sample, samples_of
@@ -25,8 +25,6 @@ X_LABELS = {
     "reliability": "confidence",
 }
 """By kind of figure, where neither the layout nor a curve says it."""
-Points = dict[float, list[CurvePoint]]
-"""Of all runs, by x."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,12 @@ class Figure:
         rows: list[list[Any]] = []
         for panel in self.panels:
             about = [panel.title, panel.y_label]
-            rows += [[*about, name, *p] for name, line in panel.lines.items() for p in line]
-            rows += [
-                [*about, name, "", score, "", ""]
-                for name, scores in panel.boxes.items()
-                for score in scores
-            ]
-        return csv_text(
-            ["panel", "quantity", "line", self.x_label or "x", "value", "low", "high"], rows
-        )
+            for name, line in panel.lines.items():
+                rows += [[*about, name, *point] for point in line]
+            for name, scores in panel.boxes.items():
+                rows += [[*about, name, "", score, "", ""] for score in scores]
+        x_label = self.x_label or "x"
+        return csv_text(["panel", "quantity", "line", x_label, "value", "low", "high"], rows)
 
 
 def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | str:
@@ -142,7 +137,7 @@ def _title(layout: FigureLayout, sample: Sample, dimensions: Sequence[Dimension]
 
 def _line(layout: FigureLayout, samples: Sequence[Sample]) -> list[CurvePoint]:
     """One line of the samples of all runs."""
-    points: Points = {}
+    points: dict[float, list[CurvePoint]] = {}
     for point in (point for sample in samples for point in sample.points):
         x = round(point.x, 9)
         if layout.kind == "reliability":
@@ -158,10 +153,7 @@ def _line(layout: FigureLayout, samples: Sequence[Sample]) -> list[CurvePoint]:
 
 def _ranged(x: float, points: Sequence[CurvePoint]) -> CurvePoint:
     """Mean and range over runs; a single run keeps its own band."""
-    if len(points) == 1:
-        return points[0]
-    heights = [point.y for point in points]
-    return CurvePoint(x, float(np.mean(heights)), min(heights), max(heights))
+    return points[0] if len(points) == 1 else mean_and_range(x, [point.y for point in points])
 
 
 def _estimated(x: float, points: Sequence[CurvePoint]) -> CurvePoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,8 +33,10 @@ from smoothtune.reproduce.figures import draw_figure
 from smoothtune.reproduce.runs import Runs, finished_runs
 from smoothtune.reproduce.tables import (
     DrawnTable,
+    about_of,
     as_csv,
-    comparison_rows,
+    as_printed,
+    comparison,
     draw_table,
 )
 from smoothtune.results import RunResult
@@ -46,12 +49,6 @@ from smoothtune.study.records import Records, read_study
 from smoothtune.study.report.statistics import TEST
 
 CONTENT = "reproduction.json"
-COMPARED = [
-    *("row", "column", "printed", "here, 95 % interval", "here minus printed", "verdict"),
-    *("printed gain", "gain, 95 % interval", "verdict on the gain"),
-]
-
-
 VERDICTS = (
     "agrees: zero lies in the 95 % interval of the difference of the two means (Welch; where no "
     "deviation is printed, the printed mean counts as exact). differs: it does not. not printed: "
@@ -71,12 +68,8 @@ class Drawn:
     """Of its files."""
     title: str
     note: str
-    table: DrawnTable | None = None
-    plot: Plot | None = None
-    panels: int = 0
-    """Of the figure."""
-    missing: str = ""
-    """Why there is no figure."""
+    content: DrawnTable | Figures | str
+    """The only plot of a figure; or why there is none."""
 
 
 def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str, Any]:
@@ -94,6 +87,15 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     for item in drawn:
         _write_files(item, folder)
     title, sentences = study.config.title or study.name, [*_sentences(runs, drawn)]
+    tables: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
+    for item in drawn:
+        if isinstance(item.content, DrawnTable):
+            cells = [asdict(cell) for cell in item.content.cells.values()]
+            tables.append({"table": item.title, "cells": cells})
+        else:
+            file = f"{item.name}.svg" if isinstance(item.content, Figures) else None
+            figures.append({"figure": item.title, "file": file})
     content = {
         "name": study.name,
         "title": title,
@@ -103,19 +105,8 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
         "stand_ins": dict(runs.stand_ins),
         "runs": {"done": len(runs.done), "planned": len(runs.planned)},
         "findings": [sentence._asdict() for sentence in sentences],
-        "tables": [
-            {
-                "table": item.title,
-                "cells": [asdict(cell) for cell in item.table.cells.values()],
-            }
-            for item in drawn
-            if item.table
-        ],
-        "figures": [
-            {"figure": item.title, "file": f"{item.name}.svg" if item.plot else None}
-            for item in drawn
-            if not item.table
-        ],
+        "tables": tables,
+        "figures": figures,
     }
     write_json(folder / CONTENT, content)
     write_page(folder, "reproduce", title, [*_sections(study, drawn, sentences)])
@@ -126,51 +117,36 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
 
 
 def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs) -> Drawn:
-    """One table or figure."""
+    title = layout.table if isinstance(layout, TableLayout) else layout.figure
+    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    name = f"{number:02d}-{words[:60].rstrip('-')}"
     if isinstance(layout, TableLayout):
-        table = draw_table(layout, runs)
-        return Drawn(_file_name(number, layout.table), layout.table, layout.note, table)
-    name = _file_name(number, layout.figure)
+        return Drawn(name, title, layout.note, draw_table(layout, runs))
+    return Drawn(name, title, layout.note, _plotted(name, layout, runs))
+
+
+def _plotted(name: str, layout: FigureLayout, runs: Runs) -> Figures | str:
     figure = draw_figure(layout, runs)
     if isinstance(figure, str):
-        return Drawn(name, layout.figure, layout.note, missing=figure)
+        return figure
     try:
         files = draw(figure)
     except PlotsMissing as error:
-        return Drawn(name, layout.figure, layout.note, missing=str(error))
+        return str(error)
     caption = f"{figure.band[:1].upper()}{figure.band[1:]}."
     plot = Plot(name, layout.figure, caption, files, figure.to_csv())
-    return Drawn(name, layout.figure, layout.note, plot=plot, panels=len(figure.panels))
-
-
-def _file_name(number: int, title: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    return f"{number:02d}-{words[:60].rstrip('-')}"
+    return Figures([plot], panels=len(figure.panels) > 1, titled=False)
 
 
 def _write_files(item: Drawn, folder: Path) -> None:
     """LaTeX and CSV of a table; SVG, PDF and CSV of a figure."""
-    if item.table is not None:
-        text = latex_table(_flat(item.table), caption=item.title, label=f"tab:{item.name}")
+    if isinstance(item.content, DrawnTable):
+        table = as_printed(item.content)
+        text = latex_table(table, caption=item.title, label=f"tab:{item.name}")
         write_atomic(folder / f"{item.name}.tex", text)
-        write_atomic(folder / f"{item.name}.csv", as_csv(item.table))
-    if item.plot is not None:
-        item.plot.write(folder)
-
-
-def _flat(table: DrawnTable) -> Table:
-    """One line of heads, ours above the printed numbers, without empty rows and columns."""
-    columns = [(line, name) for line in table.columns for name in table.statistics(line)]
-    one = len({name for _, name in columns}) == 1
-    titles = [line.name if one else f"{line.name} {name}" for line, name in columns]
-    rows = []
-    for row in table.layout.rows:
-        if table.is_empty(row):
-            continue
-        rows.append([row.name, table.label_here(row), *table.numbers_here(row)])
-        if row.name in table.layout.printed:
-            rows.append(["", "printed", *table.numbers_printed(row)])
-    return Table(["", "", *titles], rows)
+        write_atomic(folder / f"{item.name}.csv", as_csv(item.content))
+    elif isinstance(item.content, Figures):
+        item.content.plots[0].write(folder)
 
 
 def _sections(
@@ -181,28 +157,29 @@ def _sections(
     for item in drawn:
         note = [item.note] if item.note else []
         yield Section(item.title, [*note, *_blocks(item)])
-    if any(item.table for item in drawn):
+    if any(isinstance(item.content, DrawnTable) for item in drawn):
         yield Section("What the verdicts mean", [VERDICTS])
     if study.protocol:
         yield Section(f"Protocol: {study.config.protocol}", [*_protocol(study, study.protocol)])
 
 
 def _blocks(item: Drawn) -> Iterator[Block]:
-    """A table or figure of the paper."""
-    if item.table is not None:
-        yield _flat(item.table)
-        if rows := "; ".join(item.table.empty_rows()):
+    content = item.content
+    if isinstance(content, DrawnTable):
+        yield as_printed(content)
+        if rows := "; ".join(content.empty_rows):
             yield f"Not run: {rows}."
-        if columns := ", ".join(item.table.empty_columns()):
-            yield f"Columns not run: {columns}"
-        yield f"{_unit(item.table.layout)}; {item.name}.csv, {item.name}.tex"
-        if compared := comparison_rows(item.table):
-            yield Folded("Cell by cell, with 95 % intervals", [Table(COMPARED, compared)])
-    elif item.plot:
-        yield Figures([item.plot], panels=item.panels > 1, titled=False)
+        columns = [line.name for line in content.layout.columns if line not in content.columns]
+        if columns:
+            yield f"Columns not run: {', '.join(columns)}"
+        yield f"{_unit(content.layout)}; {item.name}.csv, {item.name}.tex"
+        if (compared := comparison(content)).rows:
+            yield Folded("Cell by cell, with 95 % intervals", [compared])
+    elif isinstance(content, Figures):
+        yield content
         yield f"{item.name}.svg, {item.name}.pdf"
     else:
-        yield f"Not drawn: {item.missing}."
+        yield f"Not drawn: {content}."
 
 
 def _protocol(study: Study, protocol: Protocol) -> Iterator[Block]:
@@ -218,9 +195,7 @@ def _protocol(study: Study, protocol: Protocol) -> Iterator[Block]:
 
 def _unit(layout: TableLayout) -> str:
     """Of the table's numbers."""
-    values = {
-        layout.about.merged(row).merged(c).value for row in layout.rows for c in layout.columns
-    }
+    values = {about_of(layout, row, c).value for row in layout.rows for c in layout.columns}
     tested = f"p-values of the {TEST}"
     others = "scores in percent" if layout.percent else "as measured"
     if "p" not in values:
@@ -258,7 +233,7 @@ def _sentences(runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
         )
     else:
         yield from _at_chance(runs)
-    tables = [item.table for item in drawn if item.table]
+    tables = [item.content for item in drawn if isinstance(item.content, DrawnTable)]
     printed = any(table.layout.printed for table in tables)
     has_gains = printed and any(table.layout.baseline for table in tables)
     for paper, own in runs.stand_ins.items():
@@ -267,17 +242,22 @@ def _sentences(runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
             rest += ", and gains over the baseline are what to compare" if has_gains else ""
             yield Sentence("fragile", f"{own} stands in for {paper}{rest}.")
     for item in drawn:
-        if item.table is None:
-            state = f"not drawn, {item.missing}" if item.missing else "drawn"
-            yield Sentence("fragile" if item.missing else "note", f"{item.title}: {state}.")
-            continue
-        counts = ", ".join(f"{count} {name}" for name, count in item.table.counts().items())
-        gains = [cell.gain_verdict for cell in item.table.cells.values() if cell.gain]
-        text = f"{item.title}: of {counted(len(item.table.cells), 'cell')} {counts}."
-        judged = [verdict for verdict in gains if verdict in ("agrees", "differs")]
-        if judged:
-            agree = judged.count("agrees")
-            text += (
-                f" Of {len(judged)} printed gains over {item.table.layout.baseline} {agree} agree."
-            )
-        yield Sentence("note", text)
+        if isinstance(item.content, DrawnTable):
+            yield Sentence("note", f"{item.title}: {_counts(item.content)}")
+        elif isinstance(item.content, Figures):
+            yield Sentence("note", f"{item.title}: drawn.")
+        else:
+            yield Sentence("fragile", f"{item.title}: not drawn, {item.content}.")
+
+
+def _counts(table: DrawnTable) -> str:
+    """How many cells, and how many printed gains, agree."""
+    cells = table.cells.values()
+    counts = Counter(cell.verdict for cell in cells)
+    verdicts = ", ".join(f"{count} {name}" for name, count in counts.items())
+    text = f"of {counted(len(cells), 'cell')} {verdicts}."
+    gains = Counter(cell.gain_verdict for cell in cells if cell.gain)
+    if judged := gains["agrees"] + gains["differs"]:
+        over = f"gains over {table.layout.baseline}"
+        text += f" Of {judged} printed {over} {gains['agrees']} agree."
+    return text

@@ -58,15 +58,16 @@ class Runs:
             and about.size in (None, run.cell.condition.max_train_samples)
         ]
 
-    def of(self, about: About) -> list[Run]:
-        """The same; none where they are not of one condition, or of several labels unasked."""
+    def values(self, about: About) -> Values:
+        """The number of each of these runs that has it.
+
+        None where they are not of one condition, or of several labels unasked.
+        """
         runs = self.matching(about)
         labels = {None if about.best_of else run.cell.label for run in runs}
-        return runs if len({run.cell.condition for run in runs}) == len(labels) == 1 else []
-
-    def values(self, about: About) -> Values:
-        """The number of each of these runs that has it."""
-        numbers = {(r.cell.label, r.cell.seed): number_of(r, about) for r in self.of(about)}
+        if len({run.cell.condition for run in runs}) != 1 or len(labels) != 1:
+            return {}
+        numbers = {(run.cell.label, run.cell.seed): number_of(run, about) for run in runs}
         return {key: value for key, value in numbers.items() if value is not None}
 
     def values_by_task(self, about: About) -> list[Values]:
@@ -125,29 +126,32 @@ def number_of(run: Run, about: About) -> float | None:
         return _on_curve(run, about)
     if about.data is not None and about.value in ("train", "ece"):
         return None  # known of the run's own data alone
+    if about.value == "ece":
+        numbers = run.numbers("calibration")
+        return error_of(numbers) if numbers else run.measured.ece
+    train = run.result.train_metrics
+    metrics = train if about.value == "train" else run.result.metrics
     if about.data is not None:
         metrics = _elsewhere(run, about.data, about.share)
-    elif about.value == "train":
-        metrics = run.result.train_metrics
-    else:
-        metrics = run.result.metrics
     if about.value in ("brier", "nll"):
         return metrics.get(about.value)
-    if about.value == "ece":
-        return _ece(run)
-    score = _mean_metric(metrics, about.metric or run.result.headline)
-    if about.value != "gap" or score is None:
+    names = metric_names(run, about)
+    score, fit = _mean_of(names, metrics), _mean_of(names, train)
+    if about.value != "gap":
         return score
-    train = _mean_metric(run.result.train_metrics, about.metric or run.result.headline)
-    return None if train is None else train - score
+    return None if score is None or fit is None else fit - score
 
 
-def _mean_metric(metrics: Mapping[str, float], names: str | Sequence[str]) -> float | None:
-    """A metric, or the mean of several."""
-    wanted = [names] if isinstance(names, str) else names
-    if any(name not in metrics for name in wanted):
+def metric_names(run: Run, about: About) -> list[str]:
+    """The metrics whose mean is the score."""
+    names = about.metric or run.result.headline
+    return [names] if isinstance(names, str) else names
+
+
+def _mean_of(names: Sequence[str], metrics: Mapping[str, float]) -> float | None:
+    if any(name not in metrics for name in names):
         return None
-    return float(np.mean([metrics[name] for name in wanted]))
+    return float(np.mean([metrics[name] for name in names]))
 
 
 def _elsewhere(run: Run, data: str, share: float | None) -> dict[str, float]:
@@ -155,11 +159,6 @@ def _elsewhere(run: Run, data: str, share: float | None) -> dict[str, float]:
     part = OOD + data if share is None else further_title(data, share)
     metrics = run.numbers(part).get("metrics", {})
     return {name: metric["value"] for name, metric in metrics.items()}
-
-
-def _ece(run: Run) -> float | None:
-    numbers = run.numbers("calibration")
-    return error_of(numbers) if numbers else run.measured.ece
 
 
 def _on_curve(run: Run, about: About) -> float | None:

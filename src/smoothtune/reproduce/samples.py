@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothtune.report.curves import Curve, CurvePoint, metric_label
-from smoothtune.reproduce.runs import Run, number_of
+from smoothtune.reproduce.runs import Run, metric_names, number_of
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.layout import Dimension, FigureLayout
 
@@ -28,7 +28,7 @@ class Sample:
 
 def samples_of(layout: FigureLayout, chosen: Sequence[Run]) -> list[Sample]:
     """All that runs have of a figure."""
-    gather = GATHER[layout.kind]
+    gather = GATHER.get(layout.kind, _of_score)
     return [sample for run in chosen for sample in gather(run, layout, chosen)]
 
 
@@ -53,61 +53,51 @@ def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
 
 
 def _of_training(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    name = f"eval_{layout.quantity}"
+    quantity = str(layout.quantity)
     points = [
-        CurvePoint(float(entry["step"]), float(entry[name]))
+        CurvePoint(float(entry["step"]), float(value))
         for entry in run.result.log_history
-        if entry.get(name) is not None
+        if (value := entry.get(f"eval_{quantity}")) is not None
     ]
     if points:
-        label = (
-            "validation loss" if layout.quantity == "loss" else metric_label(str(layout.quantity))
-        )
+        label = "validation loss" if quantity == "loss" else metric_label(quantity)
         yield Sample(_where(run), points, layout.y_label or label)
 
 
-def _of_settings(run: Run, layout: FigureLayout, chosen: Sequence[Run]) -> Iterator[Sample]:
-    """A point of a method; of plain fine-tuning a level line beside the methods that are there."""
-    known, y = layout.x or {}, number_of(run, layout.about)
-    label = run.cell.label
-    if y is None:
-        return
-    if label in known:
-        where = _where(run, method="with the method")
-        yield Sample(where, [CurvePoint(known[label], y)], _score_label(run, layout))
-    elif label == PLAIN:
-        there = [known[each.cell.label] for each in chosen if each.cell.label in known]
-        ends = dict.fromkeys((min(there), max(there))) if there else ()
-        yield Sample(_where(run), [CurvePoint(x, y) for x in ends], _score_label(run, layout))
-
-
-def _of_sizes(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    size, y = run.cell.condition.max_train_samples, number_of(run, layout.about)
-    if size is not None and y is not None:
-        point = CurvePoint(float(size), y)
-        yield Sample(_where(run, size=""), [point], _score_label(run, layout))
-
-
 def _of_reliability(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    bins = run.numbers("calibration").get("bins")
-    if bins:
+    if bins := run.numbers("calibration").get("bins"):
         parts = zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True)
         # y for x, and as `low` the number of examples, by which runs are put together
         points = [CurvePoint(x, y, float(count)) for x, y, count in parts]
         yield Sample(_where(run), points, layout.y_label or "accuracy (share of the bin)")
 
 
-def _of_boxes(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    value = number_of(run, layout.about)
-    if value is not None:
-        yield Sample(_where(run), [CurvePoint(0.0, value)], _score_label(run, layout))
+def _of_score(run: Run, layout: FigureLayout, chosen: Sequence[Run]) -> Iterator[Sample]:
+    """A point; of plain fine-tuning a level line beside the settings of methods that are there."""
+    y, label = number_of(run, layout.about), run.cell.label
+    if y is None:
+        return
+    where, places = _where(run), [0.0]
+    if layout.kind == "sizes":
+        size = run.cell.condition.max_train_samples
+        if size is None:
+            return
+        where, places = _where(run, size=""), [float(size)]
+    elif layout.kind == "settings":
+        settings = layout.x or {}
+        if label in settings:
+            where, places = _where(run, method="with the method"), [settings[label]]
+        elif label == PLAIN:
+            there = {settings[each.cell.label] for each in chosen if each.cell.label in settings}
+            places = sorted({min(there), max(there)}) if there else []
+        else:
+            return
+    yield Sample(where, [CurvePoint(x, y) for x in places], _score_label(run, layout))
 
 
 def _score_label(run: Run, layout: FigureLayout) -> str:
     """The number that `number_of` reads, as the label of an axis."""
-    about = layout.about
-    wanted = about.metric or run.result.headline
-    names = [wanted] if isinstance(wanted, str) else wanted
+    names, value = metric_names(run, layout.about), layout.about.value
     metric = metric_label(names[0]) if len(names) == 1 else f"mean of {', '.join(names)}"
     others = {
         None: metric,
@@ -115,16 +105,13 @@ def _score_label(run: Run, layout: FigureLayout) -> str:
         "train": f"{metric}, training rows",
         "gap": f"{metric}, training minus validation",
     }
-    return layout.y_label or others.get(about.value) or str(about.value)
+    return layout.y_label or others.get(value) or str(value)
 
 
 Gather = Callable[[Run, FigureLayout, Sequence[Run]], Iterator[Sample]]
 GATHER: dict[str, Gather] = {
     "curve": _of_curve,
     "training": _of_training,
-    "settings": _of_settings,
-    "sizes": _of_sizes,
     "reliability": _of_reliability,
-    "box": _of_boxes,
 }
-"""By kind of figure."""
+"""By kind of figure, where it is not of a score."""

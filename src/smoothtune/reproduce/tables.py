@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import DASH, number
+from smoothtune.report.page import DASH, Table, number
 from smoothtune.report.tables import Effect, Summary, effect_text
 from smoothtune.reproduce.runs import Runs, Values
 from smoothtune.reproduce.verdict import Verdict, difference, interval, verdict
-from smoothtune.study.layout import Line, Statistic, TableLayout
+from smoothtune.study.layout import About, Line, Statistic, TableLayout
 from smoothtune.study.report.statistics import p_value
 
 Printed = dict[str, float | None]
@@ -22,6 +22,10 @@ COLUMNS = (
     *("low", "high", "here minus printed", "difference low", "difference high", "verdict"),
     *("printed gain", "gain", "gain low", "gain high", "gain verdict"),
 )
+COMPARED = [
+    *("row", "column", "printed", "here, 95 % interval", "here minus printed", "verdict"),
+    *("printed gain", "gain, 95 % interval", "verdict on the gain"),
+]
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class DrawnTable:
 
     layout: TableLayout
     cells: dict[tuple[str, str], TableCell]
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
-    """The study's model by the name of a row that is about another one."""
+    stand_ins: Mapping[str, str]
+    """The study's model by the paper's."""
 
     def is_empty(self, row: Line) -> bool:
         """Whether nothing is known of a row: it was not run, and nothing is printed."""
@@ -59,6 +63,7 @@ class DrawnTable:
             self.cells[row.name, column.name].ours for column in self.layout.columns
         )
 
+    @property
     def empty_rows(self) -> list[str]:
         """Rows of which nothing is known; where a whole group is, its name."""
         rows = self.layout.rows
@@ -76,45 +81,18 @@ class DrawnTable:
         known = {c for (_, c), cell in self.cells.items() if cell.ours or cell.printed}
         return [line for line in self.layout.columns if line.name in known or not known]
 
-    def empty_columns(self) -> list[str]:
-        """The others."""
-        known = [line.name for line in self.columns]
-        return [line.name for line in self.layout.columns if line.name not in known]
-
     def statistics(self, column: Line) -> list[Statistic]:
         """The numbers of a column's cells."""
         return column.statistics or self.layout.statistics
 
-    def label_here(self, row: Line) -> str:
-        """What stands before the study's numbers of a row."""
-        return f"here, {self.stand_ins[row.name]}" if row.name in self.stand_ins else "here"
 
-    def numbers_here(self, row: Line) -> list[str]:
-        """The study's numbers of a row, one for each printed column."""
-        return [
-            shown(self.layout, column, getattr(self.cells[row.name, column.name].ours, name, None))
-            for column in self.columns
-            for name in self.statistics(column)
-        ]
-
-    def numbers_printed(self, row: Line) -> list[str]:
-        """The paper's numbers of a row."""
-        return [
-            shown(self.layout, column, self.cells[row.name, column.name].printed.get(name))
-            for column in self.columns
-            for name in self.statistics(column)
-        ]
-
-    def counts(self) -> dict[str, int]:
-        """How many cells there are of each verdict."""
-        verdicts = [cell.verdict for cell in self.cells.values()]
-        return {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
+def about_of(layout: TableLayout, row: Line, column: Line) -> About:
+    """What a cell is about."""
+    return layout.about.merged(row).merged(column)
 
 
 def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
     """Fill in a table."""
-    cut = runs.updates is not None
-    factor = 100 if layout.percent else 1
     values = {
         (row.name, column.name): _values(layout, row, column, runs)
         for row in layout.rows
@@ -124,25 +102,20 @@ def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
     for row in layout.rows:
         for column in layout.columns:
             key = (row.name, column.name)
-            about = layout.about.merged(row).merged(column)
             base = values.get((layout.baseline or "", column.name), {})
-            if about.value == "p":
+            if about_of(layout, row, column).value == "p":
                 cells[key] = _p_value(layout, row, column, values[key], base)
-                continue
-            scaled = {k: factor * v for k, v in values[key].items()}
-            cells[key] = _cell(
-                layout, row, column, scaled, {k: factor * v for k, v in base.items()}, cut
-            )
-    models = {row.name: row.model for row in layout.rows if row.model}
-    others = {row: runs.stand_ins.get(model, model) for row, model in models.items()}
-    return DrawnTable(layout, cells, {r: m for r, m in others.items() if m != models[r]})
+            else:
+                cut = runs.updates is not None
+                cells[key] = _cell(layout, row, column, values[key], base, cut)
+    return DrawnTable(layout, cells, runs.stand_ins)
 
 
 def _values(layout: TableLayout, row: Line, column: Line, runs: Runs) -> Values:
     """The numbers of a cell's runs; of an average those of the runs that have all of it."""
     if row.not_run or column.not_run:
         return {}
-    about = layout.about.merged(row).merged(column)
+    about = about_of(layout, row, column)
     if column.average_of is None:
         return runs.values(about)
     if column.average_of == "tasks":
@@ -157,11 +130,12 @@ def _values(layout: TableLayout, row: Line, column: Line, runs: Runs) -> Values:
 def _cell(
     layout: TableLayout, row: Line, column: Line, values: Values, base: Values, cut: bool
 ) -> TableCell:
-    printed = _printed(layout, row.name, column)
+    factor = 100 if layout.percent else 1
+    values, base = ({k: factor * v for k, v in each.items()} for each in (values, base))
+    printed, theirs = (_printed(layout, name, column) for name in (row.name, layout.baseline))
     ours = Summary.of(list(values.values())) if values else None
     mean, sd = printed.get("mean"), printed.get("sd")
     gap = None if ours is None or mean is None else difference(ours, mean, sd, layout.printed_seeds)
-    judged = any(value is not None for value in printed.values())
     cell = TableCell(
         row.name,
         column.name,
@@ -169,35 +143,23 @@ def _cell(
         ours,
         interval(ours) if ours else None,
         gap,
-        verdict(ours, judged, gap, cut_short=cut),
+        verdict(ours, any(value is not None for value in printed.values()), gap, cut_short=cut),
     )
-    if layout.baseline in (None, row.name) or ours is None:
+    gains = _gains(values, base)
+    if layout.baseline in (None, row.name) or not gains:
         return cell
-    return _with_gain(cell, layout, column, values, base, cut)
 
-
-def _with_gain(
-    cell: TableCell,
-    layout: TableLayout,
-    column: Line,
-    values: Values,
-    base: Values,
-    cut: bool,
-) -> TableCell:
-    """The cell with what it gains over the baseline, paired by seed."""
-    gains, theirs = _gains(values, base), _printed(layout, layout.baseline or "", column)
-    before, after = theirs.get("mean"), cell.printed.get("mean")
-    printed = after - before if None not in (after, before) else None  # type: ignore[operator]
-    if not gains:
-        return cell
-    gained, gap = Summary.of(gains), None
-    if printed is not None:
-        gap = difference(gained, printed, *_sd_of_gain(layout, cell, theirs))
+    gained, gap, printed_gain = Summary.of(gains), None, None
+    if mean is not None and (before := theirs.get("mean")) is not None:
+        printed_gain, sd_before = mean - before, theirs.get("sd")
+        # as if the printed runs were not paired
+        both = None if sd is None or sd_before is None else (sd**2 + sd_before**2) ** 0.5
+        gap = difference(gained, printed_gain, both, layout.printed_seeds)
     return replace(
         cell,
-        printed_gain=printed,
+        printed_gain=printed_gain,
         gain=Effect(gained.mean, interval(gained)),
-        gain_verdict=verdict(gained, printed is not None, gap, cut_short=cut),
+        gain_verdict=verdict(gained, printed_gain is not None, gap, cut_short=cut),
     )
 
 
@@ -212,18 +174,8 @@ def _gains(values: Values, base: Values) -> list[float]:
     return [ours[seed] - plain[seed] for seed in ours if seed in plain]
 
 
-def _sd_of_gain(
-    layout: TableLayout, cell: TableCell, base: Printed
-) -> tuple[float | None, int | None]:
-    """Deviation of a printed gain, were its runs not paired."""
-    first, second = cell.printed.get("sd"), base.get("sd")
-    if first is None or second is None:
-        return None, None
-    return (first**2 + second**2) ** 0.5, layout.printed_seeds
-
-
-def _printed(layout: TableLayout, row: str, column: Line) -> Printed:
-    numbers = layout.printed.get(row, {}).get(column.name, [])
+def _printed(layout: TableLayout, row: str | None, column: Line) -> Printed:
+    numbers = layout.printed.get(row or "", {}).get(column.name, [])
     return dict(zip(column.statistics or layout.statistics, numbers, strict=False))
 
 
@@ -245,7 +197,7 @@ def _p_value(
 # --- as text -----------------------------------------------------------------------------------
 
 
-def shown(layout: TableLayout, line: Line, value: float | None) -> str:
+def _shown(layout: TableLayout, line: Line, value: float | None) -> str:
     """A number as the table prints it."""
     if value is None:
         return DASH
@@ -272,7 +224,27 @@ def _numbers(effect: Effect | None) -> list[float | None]:
     return [effect.value, *effect.bounds] if effect else [None] * 3
 
 
-def comparison_rows(table: DrawnTable) -> list[list[str]]:
+def as_printed(table: DrawnTable) -> Table:
+    """One line of heads, ours above the printed numbers, without empty rows and columns."""
+    layout, rows = table.layout, []
+    columns = [(line, name) for line in table.columns for name in table.statistics(line)]
+    one = len({name for _, name in columns}) == 1
+    titles = [line.name if one else f"{line.name} {name}" for line, name in columns]
+    for row in layout.rows:
+        if table.is_empty(row):
+            continue
+        cells = [(line, name, table.cells[row.name, line.name]) for line, name in columns]
+        own = table.stand_ins.get(row.model or "", row.model)
+        label = "here" if own == row.model else f"here, {own}"
+        here = [_shown(layout, line, getattr(cell.ours, name, None)) for line, name, cell in cells]
+        rows.append([row.name, label, *here])
+        if row.name in layout.printed:
+            printed = [_shown(layout, line, cell.printed.get(name)) for line, name, cell in cells]
+            rows.append(["", "printed", *printed])
+    return Table(["", "", *titles], rows)
+
+
+def comparison(table: DrawnTable) -> Table:
     """Cell by cell: printed, here with its interval, the difference, the verdict, and the gain."""
     signed, rows = f"+.{table.layout.digits}f", []
     lines = {line.name: line for line in table.layout.columns}
@@ -281,12 +253,12 @@ def comparison_rows(table: DrawnTable) -> list[list[str]]:
             continue
         line = lines[cell.column]
         compared: Statistic = "mean" if "mean" in table.statistics(line) else "max"
-        here = shown(table.layout, line, getattr(cell.ours, compared, None))
+        here = _shown(table.layout, line, getattr(cell.ours, compared, None))
         if cell.interval and compared == "mean":
-            here += f" [{', '.join(shown(table.layout, line, end) for end in cell.interval)}]"
-        printed = shown(table.layout, line, cell.printed.get(compared))
+            here += f" [{', '.join(_shown(table.layout, line, end) for end in cell.interval)}]"
+        printed = _shown(table.layout, line, cell.printed.get(compared))
         gains = [number(cell.printed_gain, signed), effect_text(cell.gain, 1, signed)]
         gains.append(cell.gain_verdict if cell.gain else DASH)
         gap = effect_text(cell.gap, 1, signed)
         rows.append([cell.row, cell.column, printed, here, gap, cell.verdict, *gains])
-    return rows
+    return Table(COMPARED, rows)
