@@ -50,20 +50,21 @@ class Trainings:
 
     def trials(self, work: Sequence[tuple[Trial, int]]) -> list[Outcome]:
         """Train trials on folds."""
-        seed = self.tune.run.seed
         cells = [
             self.cell(
                 trial.setting,
-                search_run(fold, seed),
+                search_run(fold, self.tune.run.seed),
                 f"{trial.arm} trial {trial.number + 1}, fold {fold + 1}",
             )
             for trial, fold in work
         ]
-        return [self._outcome(end) for end in self.run(cells)]
-
-    def _outcome(self, ended: CellRecord | str) -> Outcome:
-        message = ended if isinstance(ended, str) else ended.message
-        return Outcome(score_of(ended, self.tune.settings.metric), message)
+        return [
+            Outcome(
+                score_of(end, self.tune.settings.metric),
+                end if isinstance(end, str) else end.message,
+            )
+            for end in self.run(cells)
+        ]
 
     def run(self, cells: Sequence[Cell]) -> list[CellRecord | str]:
         """The record of every cell, or the message of its failure."""
@@ -73,11 +74,11 @@ class Trainings:
         if missing:
             self.pool = self.pool or self.make_pool()
             execute(missing, self.pool, self.progress, self.signals)
-        return [self.records.read(cell.id) or self._why_failed(cell) for cell in cells]
-
-    def _why_failed(self, cell: Cell) -> str:
-        failure = self.records.failure(cell.id)
-        return str(failure["message"]) if failure else ""
+        ends: list[CellRecord | str] = []
+        for cell in cells:
+            failure = self.records.failure(cell.id) or {"message": ""}
+            ends.append(self.records.read(cell.id) or str(failure["message"]))
+        return ends
 
     def cell(self, setting: Setting, fresh: Fresh, title: str) -> Cell:
         """One training."""

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from smoothtune.report.tables import Effect
+
 LEVEL = 0.9
 """Of the interval; that the truth is below it has half of the rest as its chance, 5 %."""
 FEWEST = 3
@@ -48,17 +50,16 @@ class Comparison:
     plain: list[float | None]
     """None: the run failed; NaN: the loss was not finite."""
     method: list[float | None]
-    gain: float | None
-    """Mean difference over the runs that both finished; None with fewer than `FEWEST`."""
-    low: float | None
-    """Ends of the interval; None without a gain, and where all differences are the same: they do
-    not say how much chance moves them."""
-    high: float | None
+    gain: Effect | None
+    """Mean difference over the runs that both finished; None with fewer than `FEWEST`.
+
+    No interval where all differences are the same: they do not say how much chance moves them.
+    """
 
     @property
     def pairs(self) -> int:
         """Number of runs that both finished."""
-        return len(_finished(self.plain, self.method))
+        return len(_gaps(self.plain, self.method))
 
     @property
     def diverged(self) -> int:
@@ -68,12 +69,8 @@ class Comparison:
     @property
     def better(self) -> bool:
         """Whether the method is shown to score higher."""
-        return self.low is not None and self.low > 0 and not self.diverged
-
-    @property
-    def worse(self) -> bool:
-        """Whether the method is shown to score lower."""
-        return self.high is not None and self.high < 0
+        interval = self.gain.interval if self.gain else None
+        return interval is not None and interval[0] > 0 and not self.diverged
 
 
 def search_run(fold: int, seed: int) -> Fresh:
@@ -101,25 +98,21 @@ def compare(
         method: (R,) scores of the same runs.
         num_parts: parts of the rows, one of which is scored on.
     """
-    pairs = _finished(plain, method)
-    scores = (list(plain), list(method))
-    if len(pairs) < FEWEST:
-        return Comparison(*scores, None, None, None)
-    gaps = np.array([m - p for p, m in pairs])
-    gain = float(gaps.mean())
-    if np.ptp(gaps) < ROUNDING:
-        return Comparison(*scores, gain, None, None)
-    spread = float(gaps.std(ddof=1)) / math.sqrt(min(len(gaps), num_parts))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1)) * spread
-    return Comparison(*scores, gain, gain - half, gain + half)
+    gaps = np.array(_gaps(plain, method))
+    if len(gaps) < FEWEST:
+        return Comparison(list(plain), list(method), None)
+    mean, interval = float(gaps.mean()), None
+    if np.ptp(gaps) >= ROUNDING:
+        error = float(gaps.std(ddof=1)) / math.sqrt(min(len(gaps), num_parts))
+        half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1)) * error
+        interval = (mean - half, mean + half)
+    return Comparison(list(plain), list(method), Effect(mean, interval))
 
 
-def _finished(
-    plain: Sequence[float | None], method: Sequence[float | None]
-) -> list[tuple[float, float]]:
-    """Scores of plain and of the method in the runs that both finished."""
+def _gaps(plain: Sequence[float | None], method: Sequence[float | None]) -> list[float]:
+    """Method minus plain in the runs that both finished."""
     return [
-        (p, m)
+        m - p
         for p, m in zip(plain, method, strict=True)
         if p is not None and m is not None and math.isfinite(p) and math.isfinite(m)
     ]

@@ -10,7 +10,7 @@ from statistics import fmean
 from smoothtune.config.tuning import Metric, Tune
 from smoothtune.errors import counted
 from smoothtune.report.page import Sentence, number
-from smoothtune.report.tables import POINTS
+from smoothtune.report.tables import POINTS, Effect
 from smoothtune.results import CellRecord, Cost, RunResult
 from smoothtune.study.report.statistics import TrainingTime, time_ratio
 from smoothtune.tune.confirm import LEVEL, Comparison, Fresh
@@ -38,10 +38,10 @@ class Outcome:
     rows: int
     """Training rows, all parts together."""
     compared: Metric = "score"
-    """What decided. Scores of trials and of the comparison are better when more: of NLL and Brier
-    score they are the negative, which `shown` turns back."""
-    by_score: Comparison | None = None
-    """The same runs by their main metric."""
+    """What decided. All scores are better when more: of NLL and Brier score they are the negative,
+    which `shown` turns back."""
+    by_score: Effect | None = None
+    """Gain of the same runs by their main metric, where another one decides."""
 
     @property
     def pick(self) -> Trial:
@@ -61,13 +61,11 @@ class Outcome:
 
     def shown(self, score: float | None) -> float | None:
         """A score as the metric has it; None if it is not a number."""
-        return None if finite(score) is None else shown(score or 0.0, self.compared)
+        return shown(score, self.compared)
 
     def difference(self, gain: float) -> str:
         """A gain as the metric has it, with its sign."""
-        if self.compared == "score":
-            return f"{POINTS * gain:+.1f}"
-        return f"{-gain:+.3f}"
+        return f"{POINTS * gain:+.1f}" if self.compared == "score" else f"{-gain:+.3f}"
 
     @property
     def trivial_baseline(self) -> float | None:
@@ -84,8 +82,10 @@ class Outcome:
         return time_ratio((_time(a.cost, name), _time(b.cost, name)) for a, b in pairs if a and b)
 
 
-def shown(score: float, metric: Metric) -> float:
-    """A score as the metric has it."""
+def shown(score: float | None, metric: Metric) -> float | None:
+    """A score as the metric has it; None if it is not a number."""
+    if score is None or not math.isfinite(score):
+        return None
     return score if metric == "score" else -score
 
 
@@ -108,43 +108,39 @@ def sentence(outcome: Outcome) -> str:
         return f"{stay}: too few of the fresh runs ended with a score to say what is better."
     ratio = outcome.cost("step")
     price = f", at {ratio:.1f} times the time of a step" if ratio else ""
-    use = method.setting.describe()
+    use, gained = method.setting.describe(), _gain(outcome, by.gain)
     if by.better:
-        return f"Use {use}: {_gain(outcome)} over tuned plain fine-tuning{price}."
+        return f"Use {use}: {gained} over tuned plain fine-tuning{price}."
     lost = f"; its loss diverged in {by.diverged} of {len(by.method)} runs" if by.diverged else ""
-    stands = f"the best other method ({use}) {_standing(by)}: {_gain(outcome)}{lost}{price}"
-    return f"{stay}: {stands}.{_limit(outcome)}"
+    stands, limit = _standing(outcome, by.gain)
+    return f"{stay}: the best other method ({use}) {stands}: {gained}{lost}{price}.{limit}"
 
 
-def _standing(by: Comparison) -> str:
-    """How a method that is not used stands to plain."""
-    if by.worse:
-        return "is worse"
-    if by.low is None:
-        same = "differs by the same" if by.gain else "is as plain"
-        return f"{same} in every run, which says nothing of chance"
-    return "is better where it finishes" if by.low > 0 else "is not shown to be better"
+def _standing(outcome: Outcome, gain: Effect) -> tuple[str, str]:
+    """How a method that is not used stands to plain; what these runs show, if that is open."""
+    if gain.interval is None:
+        same = "differs by the same" if gain.value else "is as plain"
+        return f"{same} in every run, which says nothing of chance", ""
+    low, high = gain.interval
+    if high < 0:
+        return "is worse", ""
+    if low > 0:
+        return "is better where it finishes", ""
+    half = (high - low) / 2
+    least = f"{POINTS * half:.1f} points" if outcome.compared == "score" else f"{half:.3f}"
+    limit = f" On {outcome.rows} rows these runs show only gains above {least}."
+    return "is not shown to be better", limit
 
 
-def _gain(outcome: Outcome) -> str:
+def _gain(outcome: Outcome, gain: Effect) -> str:
     by = outcome.comparison
     runs = f"{by.pairs} of " * (by.pairs < len(by.plain)) + f"{len(by.plain)} fresh seeds"
-    if by.low is not None and by.high is not None:
-        ends = (by.low, by.high) if outcome.compared == "score" else (by.high, by.low)
+    if gain.interval is not None:
+        ends = gain.interval if outcome.compared == "score" else reversed(gain.interval)
         low, high = (outcome.difference(end).lstrip("+") for end in ends)
         runs = f"{100 * LEVEL:g} % interval {low} to {high}, {runs}"
     unit = "points of" if outcome.compared == "score" else "in"
-    return f"{outcome.difference(by.gain or 0.0)} {unit} {outcome.metric} ({runs})"
-
-
-def _limit(outcome: Outcome) -> str:
-    """What gains so many rows and runs show, where they left it open."""
-    by = outcome.comparison
-    if by.low is None or by.high is None or by.low > 0 or by.worse:
-        return ""
-    half = (by.high - by.low) / 2
-    gain = f"{POINTS * half:.1f} points" if outcome.compared == "score" else f"{half:.3f}"
-    return f" On {outcome.rows} rows these runs show only gains above {gain}."
+    return f"{outcome.difference(gain.value)} {unit} {outcome.metric} ({runs})"
 
 
 def at_chance(outcome: Outcome) -> str:
@@ -168,16 +164,10 @@ def findings(tune: Tune, outcome: Outcome) -> Iterator[Sentence]:
     if outcome.method is not None and ratio is not None:
         text = f"Training takes {ratio:.1f} times as long as tuned plain fine-tuning's."
         yield Sentence("cost", text)
-    by = outcome.by_score
-    if (
-        outcome.compared != "score"
-        and by is not None
-        and by.low is not None
-        and by.high is not None
-    ):
-        mean, low, high = (f"{POINTS * end:.1f}" for end in (by.gain or 0.0, by.low, by.high))
+    if (by := outcome.by_score) and by.interval:
+        mean, low, high = (f"{POINTS * end:.1f}" for end in (by.value, *by.interval))
         text = f"In the same runs {outcome.headline} differs by {mean} points ({low} to {high})."
-        yield Sentence("note" if by.high > 0 else "fragile", text)
+        yield Sentence("note" if by.interval[1] > 0 else "fragile", text)
     best = [trial for trial in (outcome.plain, outcome.method) if trial]
     seen = [f"{trial.setting.method} {number(outcome.shown(trial.score))}" for trial in best]
     yield Sentence(
@@ -198,8 +188,3 @@ def findings(tune: Tune, outcome: Outcome) -> Iterator[Sentence]:
             yield Sentence("fragile", f"{text} ({lost[0].message}).")
     for name, why in outcome.misfits.items():
         yield Sentence("note", f"{name} was left out: {why}")
-
-
-def finite(score: float | None) -> float | None:
-    """The score; None if it is not a number."""
-    return score if score is not None and math.isfinite(score) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -93,7 +93,6 @@ def expected_trainings(tune: Tune) -> int:
 
 
 def _trainings_by_arm(tune: Tune) -> list[int]:
-    """Of plain, and of the methods."""
     settings, by_arm = tune.settings, []
     for half in ((settings.budget + 1) // 2, settings.budget // 2):
         trainings, last = half + settings.confirm_runs, 1
@@ -106,17 +105,16 @@ def _trainings_by_arm(tune: Tune) -> list[int]:
 
 def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
     """Seconds that a whole search takes."""
-    run, settings = tune.run, tune.settings
-    trained = rows * (1 - 1 / settings.num_parts)
-    steps = math.ceil(trained / run.per_device_train_batch_size)
-    scored = FORWARD * rows / run.per_device_train_batch_size
+    settings, size = tune.settings, tune.run.per_device_train_batch_size
+    steps = math.ceil(rows * (1 - 1 / settings.num_parts) / size)
+    scored = FORWARD * rows / size
     epochs = float(np.mean(settings.epochs))
 
     def seconds(ratio: float) -> float:
         return times.start + times.plain * (epochs * steps * ratio + scored)
 
-    ratio = float(np.mean(list(times.ratios.values())))
     plain, methods = _trainings_by_arm(tune)
+    ratio = float(np.mean(list(times.ratios.values())))
     return (plain * seconds(1.0) + methods * seconds(ratio)) / jobs
 
 
@@ -125,27 +123,24 @@ def tell(tune: Tune, times: StepTimes | None, rows: int, jobs: int, console: Con
     settings, names = tune.settings, list(tune.methods)
     half, other = (settings.budget + 1) // 2, settings.budget // 2
     trained = rows - rows // settings.num_parts
-    say(
-        console,
-        f"{settings.budget} trials: {half} of plain fine-tuning, {other} of {_listed(names)}; then "
+    *first, last = names
+    listed = f"{', '.join(first)} and {last}" if first else last
+    lines = [
+        f"{settings.budget} trials: {half} of plain fine-tuning, {other} of {listed}; then "
         f"{settings.confirm_runs} fresh runs of the best of both",
-    )
-    say(
-        console,
         f"about {expected_trainings(tune)} trainings on {trained} of {rows} training rows, scored "
         f"on the others; the evaluation rows are not used",
-    )
+    ]
     if other < len(names):
-        say(console, f"{other} trials are too few for {len(names)} methods: give a larger budget")
+        lines += [f"{other} trials are too few for {len(names)} methods: give a larger budget"]
     if times is None:
-        say(console, "the time is not known: the model is too large to measure steps on copies")
-        return
-    ratios = ", ".join(f"{name} {ratio:.1f}" for name, ratio in times.ratios.items())
-    say(console, f"a plain step takes {times.plain:.2g} s; times that: {ratios}")
-    about = timedelta(seconds=round(estimate(tune, times, rows, jobs)))
-    say(console, f"about {about} with {jobs} at once, judged by these steps")
-
-
-def _listed(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+        lines += ["the time is not known: the model is too large to measure steps on copies"]
+    else:
+        ratios = ", ".join(f"{name} {ratio:.1f}" for name, ratio in times.ratios.items())
+        about = timedelta(seconds=round(estimate(tune, times, rows, jobs)))
+        lines += [
+            f"a plain step takes {times.plain:.2g} s; times that: {ratios}",
+            f"about {about} with {jobs} at once, judged by these steps",
+        ]
+    for line in lines:
+        say(console, line)

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import Tune
 from smoothtune.console import say
 from smoothtune.errors import PlotsMissing, printable
 from smoothtune.files import versions, write_atomic, write_json
 from smoothtune.report.curves import csv_text, metric_label
 from smoothtune.report.page import (
+    DASH,
     Figures,
     Findings,
     Plot,
@@ -27,7 +27,7 @@ from smoothtune.report.page import (
 )
 from smoothtune.report.plots import drawn, log_ticks, styles
 from smoothtune.study.files import portable
-from smoothtune.tune.findings import Outcome, at_chance, findings, finite, sentence
+from smoothtune.tune.findings import Outcome, at_chance, findings, sentence
 from smoothtune.tune.search import Trial
 
 RESULT, BEST = "tune.json", "best.yaml"
@@ -83,15 +83,9 @@ def run_file(tune: Tune, outcome: Outcome) -> str:
     return "\n".join([f"# {printable(sentence(outcome))}".replace("\n", " "), *lines]) + "\n"
 
 
-def best_run(tune: Tune, content: Mapping[str, Any], output_dir: str) -> RunConfig:
-    """The run of the pick on all training rows."""
-    return RunConfig.model_validate(
-        tune.run.model_dump() | content["pick"]["changes"] | {"output_dir": output_dir}
-    )
-
-
 def _content(tune: Tune, outcome: Outcome) -> dict[str, Any]:
     by = outcome.comparison
+    low, high = by.gain.bounds if by.gain else (None, None)
     return {
         "sentence": sentence(outcome),
         "task": tune.run.task,
@@ -103,9 +97,9 @@ def _content(tune: Tune, outcome: Outcome) -> dict[str, Any]:
         "plain": _plain_data(outcome, outcome.plain),
         "method": outcome.method and _plain_data(outcome, outcome.method),
         "trivial_baseline": outcome.trivial_baseline,
-        "gain": {"mean": by.gain, "low": by.low, "high": by.high},
+        "gain": {"mean": by.gain and by.gain.value, "low": low, "high": high},
         "runs": [
-            {**fresh._asdict(), "plain": outcome.shown(plain), "method": outcome.shown(method)}
+            fresh._asdict() | {"plain": outcome.shown(plain), "method": outcome.shown(method)}
             for fresh, plain, method in zip(outcome.fresh, by.plain, by.method, strict=True)
         ],
         "cost": {"step_ratio": outcome.cost("step"), "training_ratio": outcome.cost("train")},
@@ -131,19 +125,12 @@ def _plain_data(outcome: Outcome, trial: Trial) -> dict[str, Any]:
 
 
 def _row(outcome: Outcome, trial: Trial) -> list[Any]:
-    setting = trial.setting
+    setting, score = trial.setting, outcome.shown(trial.score)
     fields = " ".join(f"{name}={value}" for name, value in setting.fields.items())
-    score = outcome.shown(trial.score)
     return [
-        trial.arm,
-        trial.number + 1,
-        setting.method,
-        fields,
-        setting.learning_rate,
-        setting.epochs,
-        len(trial.scores),
-        "" if score is None else score,
-        trial.state,
+        *(trial.arm, trial.number + 1, setting.method, fields),
+        *(setting.learning_rate, setting.epochs),
+        *(len(trial.scores), "" if score is None else score, trial.state),
     ]
 
 
@@ -169,12 +156,11 @@ def _sections(
 
 
 def _runs_table(outcome: Outcome) -> Table:
-    by = outcome.comparison
-    rows = []
+    by, rows = outcome.comparison, []
     for fresh, plain, method in zip(outcome.fresh, by.plain, by.method, strict=True):
-        both = (finite(plain), finite(method))
-        gap = "–" if None in both else outcome.difference(both[1] - both[0])  # type: ignore[operator]
-        rows.append([str(fresh.seed), *(number(outcome.shown(score)) for score in both), gap])
+        both = [outcome.shown(score) for score in (plain, method)]
+        gap = DASH if None in both else outcome.difference((method or 0.0) - (plain or 0.0))
+        rows.append([str(fresh.seed), *map(number, both), gap])
     name = outcome.method.setting.method if outcome.method else "method"
     unit = " in points" if outcome.compared == "score" else ""
     return Table(["seed", "plain", name, f"difference{unit}"], rows)
@@ -204,17 +190,12 @@ def _plots(outcome: Outcome, folder: Path, console: Console) -> list[Plot]:
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
         for name, look in looks.items():
+            own = [t for t in outcome.trials if t.setting.method == name and t.scores]
             for whole in (True, False):
-                own = [
-                    trial
-                    for trial in outcome.trials
-                    if trial.setting.method == name
-                    and trial.scores
-                    and (trial.state == "complete") == whole
-                ]
+                shown = [trial for trial in own if (trial.state == "complete") == whole]
                 axes.plot(
-                    [trial.setting.learning_rate for trial in own],
-                    [outcome.shown(trial.score) for trial in own],
+                    [trial.setting.learning_rate for trial in shown],
+                    [outcome.shown(trial.score) for trial in shown],
                     linestyle="",
                     marker=look.marker,
                     color=look.color,

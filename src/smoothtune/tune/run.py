@@ -10,11 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.config.names import TUNE
+from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import Metric, Tune
 from smoothtune.console import say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import ConfigError, OutputError, Problem
+from smoothtune.errors import ConfigError, OutputError, Problem, counted
 from smoothtune.files import RESULT, refuse_other_files, write_json
+from smoothtune.report.page import number
 from smoothtune.run import output
 from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
@@ -28,11 +30,10 @@ from smoothtune.tune.cells import PARTS, Trainings, score_of
 from smoothtune.tune.confirm import Comparison, compare, fresh_runs, search_run
 from smoothtune.tune.findings import Outcome, shown
 from smoothtune.tune.price import expected_trainings, measure, tell
-from smoothtune.tune.report import best_run, write_report
-from smoothtune.tune.search import Arm, Trial, arms, optuna, search
+from smoothtune.tune.report import write_report
+from smoothtune.tune.search import Trial, arms, optuna, search
+from smoothtune.tune.space import PLAIN
 from smoothtune.tune.split import TrainingRows, check_parts, training_rows
-
-STARTED = SEARCH
 
 
 def run_tune(
@@ -68,27 +69,22 @@ def run_tune(
         say(console, note)
     if tune.run.bf16 and slow_at_bfloat16():
         say(console, SLOW_BFLOAT16)
-    if not dry_run:
-        start_server()  # imports while this process measures
     if dry_run:
         _priced(tune, _checked_rows(tune), jobs, console)
         return {}
-    others = (WORK, PARTS, CELLS)
-    claim = claimed(folder, (STARTED,), "search of smoothtune", others)
+    start_server()  # imports while this process measures
+    claim = claimed(folder, (SEARCH,), "search of smoothtune", (WORK, PARTS, CELLS))
     with claim, Signals() as signals:
         training = _checked_rows(tune)
         tune, misfits = _priced(tune, training, jobs, console)
-        write_json(folder / STARTED, {"command": [portable(part) for part in command]})
+        write_json(folder / SEARCH, {"command": [portable(part) for part in command]})
         with Progress(console, "trainings") as progress:
             progress.start("search", expected_trainings(tune))
-            trainings = Trainings(
-                tune,
-                training,
-                folder,
-                lambda: Pool(folder, jobs or default_jobs(_weight_bytes(tune))),
-                progress,
-                signals,
-            )
+
+            def make_pool() -> Pool:
+                return Pool(folder, jobs or _default_jobs(tune))
+
+            trainings = Trainings(tune, training, folder, make_pool, progress, signals)
             try:
                 outcome = _outcome(tune, trainings, misfits, console)
             finally:
@@ -116,11 +112,14 @@ def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console)
         return {}
     say(console, "")
     begun = output.newest_checkpoint(folder).folder is not None
-    return train(best_run(tune, content, str(folder)), resume=resume and begun, console=console)
+    pick = content["pick"]["changes"] | {"output_dir": str(folder)}
+    best = RunConfig.model_validate(tune.run.model_dump() | pick)
+    return train(best, resume=resume and begun, console=console)
 
 
-def _weight_bytes(tune: Tune) -> int:
-    return 4 * num_parameters(tune.run.model, trust_remote_code=tune.run.trust_remote_code)
+def _default_jobs(tune: Tune) -> int:
+    trusted = tune.run.trust_remote_code
+    return default_jobs(4 * num_parameters(tune.run.model, trust_remote_code=trusted))
 
 
 def _checked_rows(tune: Tune) -> TrainingRows:
@@ -152,8 +151,7 @@ def _priced(
         say(console, f"{name} is left out: {why}")
     fitting = {name: fields for name, fields in tune.methods.items() if name not in misfits}
     tune = replace(tune, methods=fitting)
-    at_once = jobs or default_jobs(_weight_bytes(tune))
-    tell(tune, times, len(training.texts), at_once, console)
+    tell(tune, times, len(training.texts), jobs or _default_jobs(tune), console)
     return tune, misfits
 
 
@@ -162,9 +160,15 @@ def _outcome(
 ) -> Outcome:
     """Search, and confirm what was found."""
     searches, settings = arms(tune), tune.settings
+    budgets = {arm.name: arm.budget for arm in searches}
 
     def ended(trial: Trial) -> None:
-        say(console, f"{_title(trial, searches)}: {_told(trial, settings.metric)}")
+        score = number(shown(trial.score, settings.metric))
+        end = f"{score} ({counted(len(trial.scores), 'fold')})"
+        if trial.broken:
+            end = f"{trial.state}: {trial.message}"
+        title = f"{trial.arm} {trial.number + 1} of {budgets[trial.arm]}"
+        say(console, f"{title}: {trial.setting.describe()}: {end}")
 
     search(
         searches,
@@ -174,14 +178,18 @@ def _outcome(
         ended=ended,
     )
     plain, method = (arm.best() for arm in searches)
+    trials = [trial for arm in searches for trial in arm.trials]
     if plain is None:
-        raise OutputError(_nothing_worked(searches[0]))
+        ends = [f"{t.state}: {t.message}" for t in trials if t.arm == PLAIN and t.message]
+        why = ends[0] if ends else "no trial had all its folds"
+        message = f"no trial of plain fine-tuning ended with a score ({why})"
+        raise OutputError(f"{message}; nothing to compare with")
     fresh = fresh_runs(settings.confirm_runs, settings.num_parts, tune.run.seed)
     records = {
         trial.arm: trainings.run(
             [
-                trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {number}")
-                for number, each in enumerate(fresh, 1)
+                trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {run}")
+                for run, each in enumerate(fresh, 1)
             ]
         )
         for trial in (plain, method)
@@ -190,32 +198,18 @@ def _outcome(
 
     def compared(metric: Metric) -> Comparison:
         by_arm = {arm: [score_of(end, metric) for end in ends] for arm, ends in records.items()}
-        nothing: list[float | None] = [None] * len(fresh)
-        of_method = by_arm[method.arm] if method else nothing
+        of_method = by_arm[method.arm] if method else [None] * len(fresh)
         return compare(by_arm[plain.arm], of_method, settings.num_parts)
 
-    trials = [trial for arm in searches for trial in arm.trials]
-    rows = len(trainings.training.texts)
     return Outcome(
-        trials, plain, method, fresh, compared(settings.metric), records, misfits, rows,
-        settings.metric, compared("score"),
-    )  # fmt: skip
-
-
-def _title(trial: Trial, searches: Sequence[Arm]) -> str:
-    arm = next(arm for arm in searches if arm.name == trial.arm)
-    return f"{trial.arm} {trial.number + 1} of {arm.budget}: {trial.setting.describe()}"
-
-
-def _told(trial: Trial, metric: Metric) -> str:
-    """How a trial ended, in a line."""
-    if trial.state in ("failed", "diverged"):
-        return f"{trial.state}: {trial.message}"
-    folds = len(trial.scores)
-    return f"{shown(trial.score, metric):.4f} ({folds} fold{'s' * (folds != 1)})"
-
-
-def _nothing_worked(plain: Arm) -> str:
-    messages = [f"{trial.state}: {trial.message}" for trial in plain.trials if trial.message]
-    why = messages[0] if messages else "no trial had all its folds"
-    return f"no trial of plain fine-tuning ended with a score ({why}); nothing to compare with"
+        trials,
+        plain,
+        method,
+        fresh,
+        compared(settings.metric),
+        records,
+        misfits,
+        len(trainings.training.texts),
+        settings.metric,
+        None if settings.metric == "score" else compared("score").gain,
+    )

@@ -59,6 +59,22 @@ class Trial:
         """Mean over the folds so far."""
         return math.fsum(self.scores) / len(self.scores) if self.scores else math.nan
 
+    @property
+    def broken(self) -> bool:
+        """Whether one of its trainings failed or diverged."""
+        return self.state in ("diverged", "failed")
+
+    def take(self, outcome: Outcome, folds: int) -> None:
+        """Add how the training on the next of its folds ended."""
+        if self.broken:
+            return
+        if outcome.score is None or math.isnan(outcome.score):
+            self.state = "failed" if outcome.score is None else "diverged"
+            self.message = outcome.message
+        else:
+            self.scores.append(outcome.score)
+            self.state = "complete" if len(self.scores) == folds else "stopped"
+
 
 Run = Callable[[Sequence[tuple[Trial, int]]], Sequence[Outcome]]
 """Trains trials on folds, and says how each ended, in their order."""
@@ -90,44 +106,34 @@ class Arm:
     def __init__(
         self, name: str, space: Space, budget: int, seed: int, sampler: str = "tpe"
     ) -> None:
-        self.optuna = optuna()
-        samplers = self.optuna.samplers
+        package = optuna()
         random = max(RANDOM, len(space.methods))
         chosen = (
-            samplers.TPESampler(seed=seed, n_startup_trials=random)
+            package.samplers.TPESampler(seed=seed, n_startup_trials=random)
             if sampler == "tpe"
-            else samplers.RandomSampler(seed=seed)
+            else package.samplers.RandomSampler(seed=seed)
         )
-        self.study = self.optuna.create_study(direction="maximize", sampler=chosen)
+        self.study = package.create_study(direction="maximize", sampler=chosen)
         for start in space.starts()[:budget]:
             self.study.enqueue_trial(start)
         self.name, self.space, self.budget = name, space, budget
         self.trials: list[Trial] = []
-        self._of_optuna: list[Any] = []
-
-    @property
-    def left(self) -> int:
-        """Trials that are not asked for yet."""
-        return self.budget - len(self.trials)
+        """Optuna numbers them alike."""
 
     def ask(self, count: int) -> list[Trial]:
         """The next trials, at most `count`."""
         new = []
-        for _ in range(min(count, self.left)):
-            of_optuna = self.study.ask()
-            self._of_optuna.append(of_optuna)
-            new.append(Trial(self.name, len(self.trials), self.space.suggest(of_optuna)))
-            self.trials.append(new[-1])
+        for number in range(len(self.trials), min(len(self.trials) + count, self.budget)):
+            new.append(Trial(self.name, number, self.space.suggest(self.study.ask())))
+        self.trials += new
         return new
 
     def tell(self, trial: Trial) -> None:
         """Let Optuna know how a trial did on its first fold."""
-        states = self.optuna.trial.TrialState
-        if trial.state in ("diverged", "failed"):  # Optuna keeps away from where trials are pruned
-            state = states.PRUNED if trial.state == "diverged" else states.FAIL
-            self.study.tell(self._of_optuna[trial.number], state=state)
-        else:
-            self.study.tell(self._of_optuna[trial.number], trial.score)
+        states = optuna().trial.TrialState
+        # Optuna keeps away from where trials are pruned
+        state = {"diverged": states.PRUNED, "failed": states.FAIL}.get(trial.state)
+        self.study.tell(trial.number, None if state else trial.score, state=state)
 
     def leaders(self, count: int) -> list[Trial]:
         """The best trials, at most `count`: first those of the most folds, then by score."""
@@ -167,9 +173,9 @@ def search(
     def train(trials: Sequence[Trial], stop: int) -> None:
         work = [(trial, fold) for trial in trials for fold in range(len(trial.scores), stop)]
         for (trial, _), outcome in zip(work, run(work), strict=True):
-            _take(trial, outcome, folds)
+            trial.take(outcome, folds)
 
-    while any(arm.left for arm in searches):
+    while any(len(arm.trials) < arm.budget for arm in searches):
         new = [(arm, trial) for arm in searches for trial in arm.ask(round_size)]
         train([trial for _, trial in new], 1)
         for arm, trial in new:
@@ -182,18 +188,6 @@ def search(
             train(behind, stop)
             for trial in behind:
                 ended(trial)
-
-
-def _take(trial: Trial, outcome: Outcome, folds: int) -> None:
-    if trial.state in ("diverged", "failed"):
-        return
-    if outcome.score is None:
-        trial.state, trial.message = "failed", outcome.message
-    elif math.isnan(outcome.score):
-        trial.state, trial.message = "diverged", outcome.message
-    else:
-        trial.scores.append(outcome.score)
-        trial.state = "complete" if len(trial.scores) == folds else "stopped"
 
 
 def optuna() -> Any:

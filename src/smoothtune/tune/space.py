@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from smoothtune.config.tuning import PLAIN as PLAIN
 from smoothtune.core.regularizer import Between
+from smoothtune.errors import counted
 from smoothtune.methods.find import find_method
 from smoothtune.report.page import as_text
 
@@ -29,7 +31,7 @@ class Setting:
         """As in reports: ``lnsr with share 0.4, learning rate 3e-05, 4 epochs``."""
         fields = [f"{name} {as_text(value)}" for name, value in self.fields.items()]
         method = f"{self.method} with {', '.join(fields)}" if fields else self.method
-        epochs = f"{self.epochs:g} epoch{'s' * (self.epochs != 1)}"
+        epochs = counted(f"{self.epochs:g}", "epoch")
         return f"{method}, learning rate {self.learning_rate:g}, {epochs}"
 
     def changes(self) -> dict[str, Any]:
@@ -50,32 +52,27 @@ class Space:
     learning_rates: tuple[float, ...]
     """One, or the lowest and the highest."""
     epochs: Sequence[float]
-    searched: dict[str, dict[str, Between]] = field(init=False)
-    """Fields to search, by method."""
 
-    def __post_init__(self) -> None:
-        searched = {
-            name: {
-                key: to for key, to in find_method(name).search_space().items() if key not in fixed
-            }
-            for name, fixed in self.methods.items()
-        }
+    @cached_property
+    def searched(self) -> dict[str, dict[str, Between]]:
+        """Fields to search, by method."""
+        searched = {}
         for name, fixed in self.methods.items():
-            if "weight" in fixed:  # which excludes a share
-                searched[name].pop("share", None)
-        object.__setattr__(self, "searched", searched)
+            taken = {*fixed, "share"} if "weight" in fixed else {*fixed}  # one excludes the other
+            fields = find_method(name).search_space()
+            searched[name] = {key: to for key, to in fields.items() if key not in taken}
+        return searched
 
     def starts(self) -> list[dict[str, Any]]:
         """What is tried first: every method once, in the middle of all ranges."""
-        middle = _middle(self._rates)
-        common: dict[str, Any] = {
-            "learning_rate": middle,
-            "epochs": self.epochs[len(self.epochs) // 2],
-        }
         starts = []
-        for name in self.methods:
-            fields = {f"{name}.{key}": _middle(to) for key, to in self.searched[name].items()}
-            starts.append(common | fields | {"method": name})
+        for name, searched in self.searched.items():
+            start: dict[str, Any] = {
+                "learning_rate": _middle(self._rates),
+                "epochs": self.epochs[len(self.epochs) // 2],
+            }
+            start |= {f"{name}.{key}": _middle(to) for key, to in searched.items()}
+            starts.append(start | {"method": name})
         return starts
 
     def suggest(self, trial: OptunaTrial) -> Setting:

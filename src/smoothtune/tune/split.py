@@ -145,13 +145,11 @@ def check_parts(training: TrainingRows, count: int, chosen: Iterable[tuple[int, 
     Raises:
         DataError: too few rows are held out or trained on in one of them.
     """
-    held_out: dict[int, list[int]] = {}
+    cuts: dict[int, np.ndarray] = {}
     for seed, part in chosen:
-        held_out.setdefault(seed, []).append(part)
-    for seed, of_cut in held_out.items():
-        parts = parts_of(training.texts, training.labels, count, seed)
-        for part in of_cut:
-            scored_rows(training, parts, part)
+        if seed not in cuts:
+            cuts[seed] = parts_of(training.texts, training.labels, count, seed)
+        scored_rows(training, cuts[seed], part)
 
 
 def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.ndarray:
