@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -62,14 +61,13 @@ class Plot:
         Ids are made unlike those of other plots, and colors follow the page's, light or dark.
         """
         svg = self.files["svg"].decode()
-        svg = svg[svg.index("<svg") :]
         prefix = re.sub(r"\W", "_", self.name)
         svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
         for color, role in PAGE_COLORS.items():
             svg = svg.replace(color, role)
-        return Markup(
-            svg.replace("<svg", f'<svg role="img" aria-label="{escape(printable(self.title))}"', 1)
-        )
+        label = escape(printable(self.title))
+        _, _, drawing = svg.partition("<svg")
+        return Markup(f'<svg role="img" aria-label="{label}"{drawing}')
 
 
 PAGE_COLORS = {"#000000": "currentColor", "#ffffff": "transparent", "#dddddd": "var(--line)"}
@@ -129,16 +127,16 @@ class Section(NamedTuple):
 
 
 def write_page(folder: Path, name: str, title: str, sections: Sequence[Section]) -> None:
-    """Write a page as Markdown and as HTML.
-
-    Sections without blocks are left out.
-    """
+    """Write a page as Markdown and as HTML."""
     for ending in ("md", "html"):
         write_atomic(folder / f"{name}.{ending}", page_text(ending, title, sections))
 
 
 def page_text(ending: str, title: str, sections: Sequence[Section]) -> str:
-    """A page as Markdown ("md") or as HTML ("html"); all texts are escaped."""
+    """A page as Markdown ("md") or as HTML ("html"), without sections that have no blocks.
+
+    All texts are escaped.
+    """
     shown = [section for section in sections if section.blocks]
     page = render(f"sections.{ending}.jinja", {"title": title, "sections": shown})
     return page.rstrip("\n") + "\n"
@@ -171,9 +169,8 @@ def with_interval(
 
 def render(template: str, content: dict[str, Any]) -> str:
     """A page from a template of this package; what is put into HTML is escaped."""
-    html = template.endswith(".html.jinja")
-    page = _environment(escapes=html).get_template(template).render(content)
-    return _with_contents(page) if html else page
+    environment = _environment(escapes=template.endswith(".html.jinja"))
+    return environment.get_template(template).render(content)
 
 
 @cache
@@ -188,22 +185,13 @@ def _environment(*, escapes: bool) -> Environment:
     )
     # one place for all that a page shows; what is escaped beyond it depends on the format
     environment.finalize = lambda value: printable(value) if type(value) is str else value
-    environment.filters |= {"text": markdown_text, "json": _json_text, "value": markdown_value}
-    environment.filters["kind"] = lambda block: type(block).__name__.lower()
+    environment.filters |= {
+        "text": markdown_text,
+        "value": lambda value: number(value) if isinstance(value, float) else markdown_text(value),
+        "json": _json_text,
+        "kind": lambda block: type(block).__name__.lower(),
+    }
     return environment
-
-
-HEADING = re.compile(r"<h2>(.*?)</h2>")
-CONTENTS = '<nav aria-label="Contents"></nav>\n'
-
-
-def _with_contents(page: str) -> str:
-    """A page of several sections with links to them."""
-    titles, numbers = HEADING.findall(page), count(1)
-    links = [f'<a href="#section-{number}">{title}</a>' for number, title in enumerate(titles, 1)]
-    page = HEADING.sub(lambda match: f'<h2 id="section-{next(numbers)}">{match[1]}</h2>', page)
-    filled = CONTENTS.replace("></nav>", f">{' '.join(links)}</nav>")
-    return page.replace(CONTENTS, filled if len(titles) > 2 else "", 1)
 
 
 def markdown_text(value: object) -> str:
@@ -212,11 +200,6 @@ def markdown_text(value: object) -> str:
     line = re.sub(r"([\\`*_{}\[\]|#!~$@])", r"\\\1", line)
     line = re.sub(r"^([-+=])", r"\\\1", line)  # a list or a heading
     return re.sub(r"(?i)(?<=:)//|(?<=\bwww)\.", lambda match: "\\" + match[0], line)  # no links
-
-
-def markdown_value(value: object) -> str:
-    """`markdown_text`, of a float to four decimals."""
-    return f"{value:.4f}" if isinstance(value, float) else markdown_text(value)
 
 
 def _json_text(value: object) -> str:

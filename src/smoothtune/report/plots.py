@@ -42,7 +42,6 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#dddddd",
 }
-Paint = Callable[[Any], None]
 
 
 class Style(NamedTuple):
@@ -60,13 +59,12 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     >>> (a.color == h.color, a.dashes == h.dashes, a.marker == h.marker)
     (True, False, False)
     """
-    return {name: _style(number) for number, name in enumerate(dict.fromkeys(names))}
-
-
-def _style(number: int) -> Style:
-    block, index = divmod(number, len(COLORS))
-    marker = MARKERS[(index + block) % len(MARKERS)]
-    return Style(COLORS[index], DASHES[block % len(DASHES)], marker)
+    looks = {}
+    for number, name in enumerate(dict.fromkeys(names)):
+        block, index = divmod(number, len(COLORS))
+        marker = MARKERS[(index + block) % len(MARKERS)]
+        looks[name] = Style(COLORS[index], DASHES[block % len(DASHES)], marker)
+    return looks
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Frame:
 
 
 def drawn(
-    width: float, height: float, paint: Paint, formats: Sequence[str] = ("svg",)
+    width: float, height: float, paint: Callable[[Any], None], formats: Sequence[str] = ("svg",)
 ) -> dict[str, bytes]:
     """A figure in several formats.
 
@@ -117,30 +115,24 @@ def draw(curves: Mapping[str, Curve], frame: Frame | None = None) -> str:
 def draw_lines(
     curves: Mapping[str, Curve], frame: Frame | None = None, formats: Sequence[str] = ("svg",)
 ) -> dict[str, bytes]:
-    """The same diagnostic of one or several runs.
+    """The same diagnostic of one or several runs; without a frame, with styles in their order.
 
     More than seven lines are drawn apart: each over the first one in gray, with shared axes.
-
-    The legend shows the names when there are several. Other figures may share the frame; without
-    one, runs have styles in their order.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
     frame = frame or Frame(styles(curves))
     lines = _lines(curves, frame)
+    first = next(iter(curves.values()))
     paint = _facets if len(lines) > MOST_LINES else _over_one_another
-    return drawn(WIDTH, HEIGHT, lambda figure: paint(figure, lines, _first(curves), frame), formats)
+    return drawn(WIDTH, HEIGHT, lambda figure: paint(figure, lines, first, frame), formats)
 
 
 class _Line(NamedTuple):
     name: str
     points: list[CurvePoint]
     style: Style
-
-
-def _first(curves: Mapping[str, Curve]) -> Curve:
-    return next(iter(curves.values()))
 
 
 def _lines(curves: Mapping[str, Curve], frame: Frame) -> list[_Line]:
@@ -177,16 +169,17 @@ def _facets(figure: Any, lines: Sequence[_Line], curve: Curve, frame: Frame) -> 
     height = -(-len(others) // FACETS)
     figure.set_figheight(0.6 + FACET_HEIGHT * height)
     grid = figure.subplots(height, FACETS, sharex=True, sharey=True, squeeze=False)
-    for axes, line in zip(grid.flat, others, strict=False):
+    for number, axes in enumerate(grid.flat):
+        if number >= len(others):
+            axes.set_visible(False)
+            continue
+        line = others[number]
         paint_line(axes, first.points, Style(GRAY, "-", ""), first.name, band=False)
         paint_line(axes, line.points, line.style, line.name)
         _background(axes, curve, frame)
         axes.set_title(line.name, fontsize="small")
         axes.tick_params(labelsize="x-small")
-    for number, axes in enumerate(grid.flat):
-        if number >= len(others):
-            axes.set_visible(False)
-        elif number >= len(others) - FACETS:  # the lowest of its column
+        if number >= len(others) - FACETS:  # the lowest of its column
             axes.tick_params(labelbottom=True)
     figure.supxlabel(printable(curve.x_label), fontsize="small")
     figure.supylabel(printable(curve.y_label), fontsize="small")
@@ -198,28 +191,24 @@ def num_lines(curves: Mapping[str, Curve]) -> int:
 
 
 def _background(axes: Any, curve: Curve, frame: Frame) -> None:
-    """Reference and chance lines, scales and limits."""
+    """Reference and chance lines, scales and limits, and ticks without offsets."""
+    from matplotlib.ticker import MaxNLocator
+
     if reference := curve.series.get(REFERENCE):
         axes.plot([p.x for p in reference], [p.y for p in reference], color=GRAY, linewidth=1)
     if frame.chance is not None:
         axes.axhline(
             frame.chance, color=GRAY, linestyle=":", linewidth=1.5, label="best constant answer"
         )
-    _scale(axes, curve)
-    if frame.y_limits:
-        axes.set_ylim(*frame.y_limits)
-
-
-def _scale(axes: Any, curve: Curve) -> None:
-    """Whole numbers where x counts layers or components, and tick labels without offsets."""
-    from matplotlib.ticker import MaxNLocator
-
-    if all(float(point.x).is_integer() for points in curve.series.values() for point in points):
+    points = [point for line in curve.series.values() for point in line]
+    if all(float(point.x).is_integer() for point in points):  # layers or components
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if curve.log_y:
-        log_scale(axes, [point.y for points in curve.series.values() for point in points])
+        log_scale(axes, [point.y for point in points])
     else:
         axes.ticklabel_format(axis="y", useOffset=False)
+    if frame.y_limits:
+        axes.set_ylim(*frame.y_limits)
 
 
 def log_scale(axes: Any, values: Sequence[float]) -> None:

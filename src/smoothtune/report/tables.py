@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from scipy import stats
 
 from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
-from smoothtune.report.page import DASH, Table, with_interval
+from smoothtune.report.page import DASH, Table, number, with_interval
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -61,7 +61,7 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
     r"""A table for a paper, in the style of booktabs.
 
     Args:
-        table: its first column is set to the left, the others to the right; `bold` cells are bold.
+        table: its first column is set to the left, the others to the right.
         caption: above the table; without caption and label there is only the tabular.
         label: for ``\ref``.
 
@@ -69,13 +69,9 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
         LaTeX that needs ``\usepackage{booktabs}``; with caption or label also ``graphicx``, by
         which a table that is wider than the text shrinks to it.
     """
-    rows = [
-        [
-            latex_text(cell) if (y, x) not in table.bold else rf"\textbf{{{latex_text(cell)}}}"
-            for x, cell in enumerate(row)
-        ]
-        for y, row in enumerate(table.rows)
-    ]
+    rows = [[latex_text(cell) for cell in row] for row in table.rows]
+    for y, x in table.bold:
+        rows[y][x] = rf"\textbf{{{rows[y][x]}}}"
     head = [latex_text(cell) for cell in table.head]
     body = [_FIRST.sub("{}", " & ".join(row)) + r" \\" for row in [head, *rows]]
     lines = [
@@ -198,39 +194,40 @@ def score_grid(
     scores: Mapping[str, Mapping[Any, Summary]],
     columns: Mapping[Any, str],
 ) -> Table:
-    """Methods x tasks in points, with the average over the tasks and the mean rank.
+    """Methods x tasks in points: means with the standard deviation; the best of a column is bold.
 
     Args:
         scores: by method and task, from 0 to 1; a task without finished runs is missing.
         columns: title of each task.
 
     Returns:
-        Means with the standard deviation; the best of a column is bold. Average and rank (1 is
-        best, ties share their mean rank) are there for more than one task, of the methods that have
-        all of them.
+        With average and mean rank (1 is best, ties share their mean rank) for more than one task,
+        of the methods that have all of them.
     """
+    head = ["method", *columns.values()]
     rows = [
         [name, *(_mean_and_sd(by_task.get(task)) for task in columns)]
         for name, by_task in scores.items()
     ]
     means = {
-        task: {n: round(of[task].mean, DIGITS) for n, of in scores.items() if task in of}
+        task: {name: round(of[task].mean, DIGITS) for name, of in scores.items() if task in of}
         for task in columns
     }
-    row_of = {name: number for number, name in enumerate(scores)}
-    bold = {(row_of[name], x) for x, task in enumerate(columns, 1) for name in _most(means[task])}
-    if len(columns) < 2:
-        return Table(["method", *columns.values()], rows, frozenset(bold))
-    average, rank = averages_and_ranks(means)
-    for row in rows:
-        row += [
-            f"{POINTS * average[row[0]]:.1f}" if row[0] in average else DASH,
-            f"{rank[row[0]]:.1f}" if row[0] in rank else DASH,
-        ]
-    last = len(columns) + 1
-    bold |= {(row_of[name], last) for name in _most(average)}
-    bold |= {(row_of[name], last + 1) for name in _most({n: -value for n, value in rank.items()})}
-    return Table(["method", *columns.values(), "average", "mean rank"], rows, frozenset(bold))
+    ranked = list(means.values())
+    if len(columns) > 1:
+        head += ["average", "mean rank"]
+        average, rank = averages_and_ranks(means)
+        ranked += [average, {name: -value for name, value in rank.items()}]
+        for row in rows:
+            mean = average.get(row[0])
+            row += [number(mean and POINTS * mean, ".1f"), number(rank.get(row[0]), ".1f")]
+    bold = {
+        (y, x)
+        for x, values in enumerate(ranked, 1)
+        for y, name in enumerate(scores)
+        if name in values and values[name] == max(values.values())
+    }
+    return Table(head, rows, frozenset(bold))
 
 
 def averages_and_ranks(
@@ -244,11 +241,6 @@ def averages_and_ranks(
     table = pd.DataFrame(means).dropna()
     ranks = table.rank(ascending=False)
     return table.mean(axis=1).round(DIGITS).to_dict(), ranks.mean(axis=1).to_dict()
-
-
-def _most(values: Mapping[str, float]) -> Sequence[str]:
-    """Whose value is the greatest."""
-    return [name for name, value in values.items() if value == max(values.values())]
 
 
 def _mean_and_sd(score: Summary | None) -> str:
