@@ -86,8 +86,7 @@ def csv_cell(value: object) -> object:
     """
     if not isinstance(value, str) or NUMBER.fullmatch(value):
         return value
-    first = value.lstrip()[:1]
-    formula = value[:1] in ("\t", "\r", "\n") or first in FORMULA
+    formula = value.startswith(("\t", "\r", "\n")) or value.lstrip().startswith(FORMULA)
     return printable("'" + value if formula else value)
 
 
@@ -97,8 +96,7 @@ def metric_label(name: str) -> str:
     >>> metric_label("f1"), metric_label("pearson")
     ('f1 (0 to 1)', 'pearson (-1 to 1)')
     """
-    signed = name in SIGNED
-    return f"{name} (-1 to 1)" if signed else f"{name} (0 to 1)"
+    return f"{name} (-1 to 1)" if name in SIGNED else f"{name} (0 to 1)"
 
 
 def area(points: Sequence[CurvePoint]) -> float:

@@ -20,7 +20,7 @@ from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
 from smoothtune.report.page import DASH, Table, number, with_interval
 
-LATEX = {
+LATEX: dict[str, str | int | None] = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -53,7 +53,7 @@ def latex_text(text: str) -> str:
     >>> print(latex_text("lnsr_x: -0.5 & 3 %"))
     lnsr\_x: $-$0.5 \& 3 \%
     """
-    escaped = "".join(LATEX.get(letter, letter) for letter in printable(text))
+    escaped = printable(text).translate(str.maketrans(LATEX))
     return re.sub(r"(?<![\w)}-])-(?=\d)", "$-$", escaped)
 
 
