@@ -154,9 +154,7 @@ def _sections(
 ) -> Iterator[Section]:
     notes = [study.config.notes] if study.config.notes else []
     yield Section("In short", [*notes, Findings(sentences)])
-    for item in drawn:
-        note = [item.note] if item.note else []
-        yield Section(item.title, [*note, *_blocks(item)])
+    yield from (Section(item.title, [*_blocks(item)]) for item in drawn)
     if any(isinstance(item.content, DrawnTable) for item in drawn):
         yield Section("What the verdicts mean", [VERDICTS])
     if study.protocol:
@@ -165,6 +163,8 @@ def _sections(
 
 def _blocks(item: Drawn) -> Iterator[Block]:
     content = item.content
+    if item.note:
+        yield item.note
     if isinstance(content, DrawnTable):
         yield as_printed(content)
         if rows := "; ".join(content.empty_rows):

@@ -1,10 +1,4 @@
-"""Whether a number of a study agrees with a printed one.
-
-Printed are mean and often standard deviation of some runs, so that both means have an error:
-Welch's interval of their difference. Where a paper prints no deviation, the printed mean is taken
-as exact. One run has no interval, nor have runs that all score the same, a maximum or a p-value: of
-these nothing is said, nor of runs that end before their epochs do.
-"""
+"""Whether a number of a study agrees with a printed one."""
 
 from __future__ import annotations
 
@@ -40,15 +34,14 @@ def difference(
     """
     if not measured.sd:
         return None
-    # squared standard errors of both means
-    ours = measured.sd**2 / measured.n
-    theirs = sd**2 / count if sd is not None and count is not None and count > 1 else 0.0
-    value, error = measured.mean - mean, math.sqrt(ours + theirs)
+    errors = [(measured.sd**2 / measured.n, measured.n)]  # squared, of the means
+    if sd is not None and count is not None and count > 1:
+        errors.append((sd**2 / count, count))
+    error = sum(squared for squared, _ in errors)
     # Welch and Satterthwaite's degrees of freedom
-    freedom = ours**2 / (measured.n - 1)
-    if theirs and count is not None:
-        freedom += theirs**2 / (count - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, (ours + theirs) ** 2 / freedom)) * error
+    freedom = error**2 / sum(squared**2 / (n - 1) for squared, n in errors)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(error)
+    value = measured.mean - mean
     return Effect(value, (value - half, value + half))
 
 
