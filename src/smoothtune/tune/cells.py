@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,14 +36,12 @@ class Trainings:
 
     tune: Tune
     training: TrainingRows
-    folder: Path
-    make_pool: Callable[[], Pool]
+    pool: Pool
     progress: Progress
     signals: Signals
-    pool: Pool | None = None
 
     def __post_init__(self) -> None:
-        self.records = Records(self.folder)
+        self.records = Records(self.pool.folder)
         self.weights = base_weights_fingerprint(self.tune.run)
         self.cuts: dict[int, np.ndarray] = {}
         self.contents: dict[Path, str] = {}
@@ -58,11 +56,9 @@ class Trainings:
             )
             for trial, fold in work
         ]
+        metric = self.tune.settings.metric
         return [
-            Outcome(
-                score_of(end, self.tune.settings.metric),
-                end if isinstance(end, str) else end.message,
-            )
+            Outcome(score_of(end, metric), end if isinstance(end, str) else end.message)
             for end in self.run(cells)
         ]
 
@@ -72,7 +68,6 @@ class Trainings:
         missing = [cell for cell in unique.values() if self.records.row(cell.id) is None]
         self.progress.skip(len(unique) - len(missing))
         if missing:
-            self.pool = self.pool or self.make_pool()
             execute(missing, self.pool, self.progress, self.signals)
         ends: list[CellRecord | str] = []
         for cell in cells:
@@ -115,8 +110,8 @@ class Trainings:
     def _part(self, fresh: Fresh) -> Path:
         """A folder with one part held out and the others to train on."""
         training, count = self.training, self.tune.settings.num_parts
-        content = digest([training.fingerprint, count, fresh.cut, fresh.part])
-        folder = self.folder / PARTS / content[:16]
+        content = digest([training.fingerprint, count, fresh.cut, fresh.part])[:16]
+        folder = self.pool.folder / PARTS / content
         if fresh.cut not in self.cuts:
             self.cuts[fresh.cut] = parts_of(training.texts, training.labels, count, fresh.cut)
         write_split(training, self.cuts[fresh.cut], fresh.part, folder)

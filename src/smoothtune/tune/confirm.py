@@ -1,16 +1,6 @@
 """The best method against the best plain setting, on seeds and parts that the search has not seen.
 
-The best of many noisy scores is too high, so what the search saw does not decide. Each run trains
-both on the same part of the training rows, with the same seed, and scores them on the rest; the
-parts of one cut are disjoint, so after as many runs as there are parts every row was scored once.
-
-The rule is set before: the method is used if the lower end of an interval is above 0 whose error on
-that side is 5 %. The interval is Student's for the mean of paired differences. More runs than there
-are parts score the same rows again. They tell of other seeds, but not of other rows, so the mean is
-never taken to be surer than that of one cut.
-
-Reference: Bouckaert, Frank: Evaluating the Replicability of Significance Tests for Comparing
-Learning Algorithms, PAKDD 2004, on what repeated cuts may be taken to tell.
+The best of many noisy scores is too high, so what the search saw does not decide.
 """
 
 from __future__ import annotations
@@ -82,7 +72,9 @@ def fresh_runs(count: int, num_parts: int, seed: int) -> list[Fresh]:
     """Seeds and parts of the confirming runs, none of which a `search_run` has."""
     return [
         Fresh(
-            (seed + num_parts + run) % 2**32, (seed + 1 + run // num_parts) % 2**32, run % num_parts
+            seed=(seed + num_parts + run) % 2**32,
+            cut=(seed + 1 + run // num_parts) % 2**32,
+            part=run % num_parts,
         )
         for run in range(count)
     ]
@@ -91,7 +83,11 @@ def fresh_runs(count: int, num_parts: int, seed: int) -> list[Fresh]:
 def compare(
     plain: Sequence[float | None], method: Sequence[float | None], num_parts: int
 ) -> Comparison:
-    """Mean paired difference with its interval.
+    """Mean paired difference with Student's interval.
+
+    More runs than parts score the same rows again: they tell of other seeds, but not of other rows,
+    so the mean is never taken to be surer than that of one cut (Bouckaert, Frank: Evaluating the
+    Replicability of Significance Tests for Comparing Learning Algorithms, PAKDD 2004).
 
     Args:
         plain: (R,) scores.

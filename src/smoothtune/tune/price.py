@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,7 +46,10 @@ def measure(tune: Tune) -> tuple[StepTimes | None, dict[str, str]]:
         method.
     """
     threads, began = torch.get_num_threads(), time.perf_counter()
+    logger = logging.getLogger(strength.__name__)
+    was_disabled = logger.disabled
     torch.set_num_threads(1)
+    logger.disabled = True  # how strong the default weights are means nothing: others are tried
     try:
         silent = Console(quiet=True)
         inputs = read_inputs(tune.run, silent)
@@ -63,8 +64,7 @@ def measure(tune: Tune) -> tuple[StepTimes | None, dict[str, str]]:
         for name, fields in tune.methods.items():
             run = RunConfig.model_validate(tune.run.model_dump() | {"methods": {name: fields}})
             try:
-                with _silent_strengths():
-                    cost = time_steps(model, run.regularizers(), inputs, size, STEPS, autocast)
+                cost = time_steps(model, run.regularizers(), inputs, size, STEPS, autocast)
             except ConfigError as error:
                 misfits[name] = error.problems[0].message
                 continue
@@ -72,19 +72,9 @@ def measure(tune: Tune) -> tuple[StepTimes | None, dict[str, str]]:
             ratios[name] = cost.ratio
     finally:
         torch.set_num_threads(threads)
+        logger.disabled = was_disabled
     times = StepTimes(float(np.median(plain)), ratios, start) if plain else None
     return times, misfits
-
-
-@contextmanager
-def _silent_strengths() -> Iterator[None]:
-    """Default weights are timed, and the search sets others: how strong they are means nothing."""
-    logger = logging.getLogger(strength.__name__)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def expected_trainings(tune: Tune) -> int:

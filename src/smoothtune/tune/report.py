@@ -17,6 +17,7 @@ from smoothtune.files import versions, write_atomic, write_json
 from smoothtune.report.curves import csv_text, metric_label
 from smoothtune.report.page import (
     DASH,
+    Block,
     Figures,
     Findings,
     Plot,
@@ -64,7 +65,7 @@ def write_report(tune: Tune, outcome: Outcome, folder: Path, console: Console) -
     write_atomic(folder / "trials.csv", csv_text(columns, rows))
     write_atomic(folder / BEST, run_file(tune, outcome))
     title = f"{content['task']}, {content['model']}: which method to use"
-    sections = _sections(tune, outcome, content["versions"], _plots(outcome, folder, console))
+    sections = _sections(tune, outcome, content["versions"], _plot(outcome, folder, console))
     write_page(folder, "report", title, [*sections])
     write_json(folder / RESULT, content)
     say(console, "")
@@ -135,7 +136,7 @@ def _row(outcome: Outcome, trial: Trial) -> list[Any]:
 
 
 def _sections(
-    tune: Tune, outcome: Outcome, versions: Mapping[str, str], plots: Sequence[Plot]
+    tune: Tune, outcome: Outcome, versions: Mapping[str, str], plot: Sequence[Block]
 ) -> Iterator[Section]:
     settings, (first, *others) = tune.settings, findings(tune, outcome)
     yield Section("In short", [first, Findings(others), BEST_FILE])
@@ -144,7 +145,7 @@ def _sections(
     yield Section("Fresh runs", [fresh, _runs_table(outcome)])
     for arm in dict.fromkeys(trial.arm for trial in outcome.trials):
         yield Section(f"Trials: {arm}", [_trials_table(outcome, arm)])
-    yield Section("All trials", [TRIALS, *([Figures(plots)] if plots else [])])
+    yield Section("All trials", [TRIALS, *plot])
     choices = (
         f"Metric {settings.metric}, budget {settings.budget}, held_out {settings.held_out} (one of "
         f"{settings.num_parts} parts), folds {settings.folds}, confirm_runs "
@@ -183,7 +184,7 @@ def _trials_table(outcome: Outcome, arm: str) -> Table:
     return Table(["trial", "setting", "folds", outcome.metric, ""], rows, wraps=True)
 
 
-def _plots(outcome: Outcome, folder: Path, console: Console) -> list[Plot]:
+def _plot(outcome: Outcome, folder: Path, console: Console) -> list[Block]:
     """Every trial's score against its learning rate."""
     looks = styles(trial.setting.method for trial in outcome.trials)
 
@@ -217,4 +218,4 @@ def _plots(outcome: Outcome, folder: Path, console: Console) -> list[Plot]:
     caption = "Filled: mean over all folds; hollow: over fewer folds."
     plot = Plot("trials", "Every trial on held-out training rows", caption, files)
     plot.write(folder)
-    return [plot]
+    return [Figures([plot])]

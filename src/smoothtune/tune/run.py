@@ -80,16 +80,12 @@ def run_tune(
         write_json(folder / SEARCH, {"command": [portable(part) for part in command]})
         with Progress(console, "trainings") as progress:
             progress.start("search", expected_trainings(tune))
-
-            def make_pool() -> Pool:
-                return Pool(folder, jobs or _default_jobs(tune))
-
-            trainings = Trainings(tune, training, folder, make_pool, progress, signals)
+            pool = Pool(folder, jobs or _default_jobs(tune))
             try:
+                trainings = Trainings(tune, training, pool, progress, signals)
                 outcome = _outcome(tune, trainings, misfits, console)
             finally:
-                if trainings.pool is not None:
-                    trainings.pool.stop()
+                pool.stop()
         return write_report(tune, outcome, folder, console)
 
 
@@ -123,7 +119,7 @@ def _default_jobs(tune: Tune) -> int:
 
 
 def _checked_rows(tune: Tune) -> TrainingRows:
-    """The training rows, every part of which that will be held out has enough of them."""
+    """The training rows; every part that will be held out has enough of them."""
     training, settings, seed = training_rows(tune.run), tune.settings, tune.run.seed
     if settings.metric != "score" and not training.has_classes:
         why = f"{settings.metric} is of one class a row, which these rows do not have; leave it out"
@@ -138,11 +134,7 @@ def _checked_rows(tune: Tune) -> TrainingRows:
 def _priced(
     tune: Tune, training: TrainingRows, jobs: int | None, console: Console
 ) -> tuple[Tune, dict[str, str]]:
-    """Say the price; methods of our own list that do not fit the model are left out.
-
-    Raises:
-        ConfigError: a method that the user named does not fit, or none does.
-    """
+    """Say the price; methods of our own list that do not fit the model are left out."""
     say(console, "measuring the time of a step")
     times, misfits = measure(tune)
     if misfits and (tune.chosen_by_user or len(misfits) == len(tune.methods)):

@@ -1,15 +1,8 @@
 """The search: two arms, plain fine-tuning and all other methods, with the same number of trials.
 
-A trial is one setting, trained once and scored on one held-out part. When all are scored, the best
-of each arm race: over more parts, each with a seed of its own, fewer of them every time. More
-parts, and not more epochs, are what a good trial gets: under a schedule that ends at 0 the score
-after one of eight epochs says little about the end, regularized runs learn more slowly at first,
-and with few rows the noise of one held-out part is what has to come down. Where one that races
-breaks down, the next best takes its place.
-
-Trials are asked for in rounds of a fixed size and told in their order, so the search is a function
-of its settings and of the scores: it is the same for any number of workers, and a stopped search is
-gone through again from its records, without training.
+A trial is a setting, scored on one held-out part; then the best race over more parts, not over more
+epochs. The search is a function of its settings and of the scores, for any number of workers, so a
+stopped one is gone through again from its records.
 """
 
 from __future__ import annotations
@@ -90,17 +83,9 @@ def stages(folds: int) -> list[tuple[int, int]]:
 
 
 class Arm:
-    """One of the two searches.
+    """One of the two searches, with a budget of trials and the seed of Optuna's draws.
 
-    Args:
-        name: "plain" or "methods".
-        space: what it may try.
-        budget: number of trials.
-        seed: of Optuna's draws.
-        sampler: "tpe", or "random" to compare with.
-
-    Raises:
-        ConfigError: Optuna is not installed.
+    The sampler is "tpe", or "random" to compare with.
     """
 
     def __init__(
@@ -167,7 +152,8 @@ def search(
 ) -> None:
     """Spend the budget of all arms, round by round, and let the best of each race.
 
-    An arm has a trial with all folds in the end, unless each of its trials failed or diverged.
+    Where one that races breaks down, the next best takes its place: an arm has a trial with all
+    folds in the end, unless each of its trials failed or diverged.
     """
 
     def train(trials: Sequence[Trial], stop: int) -> None:

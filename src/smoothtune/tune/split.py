@@ -75,21 +75,17 @@ def training_rows(config: RunConfig) -> TrainingRows:
     columns = (rows[name][:] for name in reader.unlabeled_columns if name in rows.column_names)
     texts = [json.dumps(values, default=str) for values in zip(*columns, strict=True)]
     labels = reader.check({"train": rows}, source)["train"]
-    single = isinstance(labels, np.ndarray) and labels.ndim == 1
-    sets = None if single or labels is None else _label_sets(labels, prepared.task.num_labels)
     used = [column for column in reader.columns if column in rows.column_names]
     content = json.dumps([[column, rows[column][:]] for column in used], default=str).encode()
     fingerprint = hashlib.sha256(content).hexdigest()
-    named = _numbers_named(rows, prepared.task)
-    return TrainingRows(named, texts, labels if single else None, fingerprint, sets)
-
-
-def _label_sets(labels: np.ndarray | list[list[int]], num_labels: int) -> np.ndarray:
-    """(N, L) which labels each row has, from such an array or from lists of classes."""
-    if isinstance(labels, np.ndarray):
-        return labels > 0
-    sets: np.ndarray = MultiLabelBinarizer(classes=range(num_labels)).fit_transform(labels) > 0
-    return sets
+    rows = _numbers_named(rows, prepared.task)
+    if isinstance(labels, np.ndarray) and labels.ndim == 1:
+        return TrainingRows(rows, texts, labels, fingerprint)
+    if not isinstance(labels, np.ndarray | None):
+        known = range(prepared.task.num_labels)
+        labels = MultiLabelBinarizer(classes=known).fit_transform(labels)
+    sets = None if labels is None else labels > 0
+    return TrainingRows(rows, texts, None, fingerprint, sets)
 
 
 def _numbers_named(rows: Dataset, task: Task) -> Dataset:
@@ -124,18 +120,18 @@ def parts_of(
         seed: of the draw.
     """
     draw = np.random.default_rng(seed)
-    groups: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
-        groups.setdefault(text, []).append(row)
-    listed = list(groups.values())
-    order = list(draw.permutation(len(listed)))
+        by_text.setdefault(text, []).append(row)
+    groups = list(by_text.values())
+    order = list(draw.permutation(len(groups)))
     if labels is not None:
-        order.sort(key=lambda group: labels[listed[group][0]])  # stable: at random within a class
+        order.sort(key=lambda group: labels[groups[group][0]])  # stable: at random within a class
     parts = np.empty(len(texts), np.int64)
     for start in range(0, len(order), count):  # every part gets one of each block
         block = order[start : start + count]
         for group, part in zip(block, draw.permutation(count), strict=False):
-            parts[listed[group]] = part
+            parts[groups[group]] = part
     return parts
 
 
