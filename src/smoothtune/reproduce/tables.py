@@ -93,21 +93,11 @@ def about_of(layout: TableLayout, row: Line, column: Line) -> About:
 
 def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
     """Fill in a table."""
-    values = {
-        (row.name, column.name): _values(layout, row, column, runs)
+    cells = {
+        (row.name, column.name): _cell(layout, row, column, runs)
         for row in layout.rows
         for column in layout.columns
     }
-    cells = {}
-    for row in layout.rows:
-        for column in layout.columns:
-            key = (row.name, column.name)
-            base = values.get((layout.baseline or "", column.name), {})
-            if about_of(layout, row, column).value == "p":
-                cells[key] = _p_value(layout, row, column, values[key], base)
-            else:
-                cut = runs.updates is not None
-                cells[key] = _cell(layout, row, column, values[key], base, cut)
     return DrawnTable(layout, cells, runs.stand_ins)
 
 
@@ -127,10 +117,14 @@ def _values(layout: TableLayout, row: Line, column: Line, runs: Runs) -> Values:
     return {key: float(np.mean([part[key] for part in parts])) for key in shared}
 
 
-def _cell(
-    layout: TableLayout, row: Line, column: Line, values: Values, base: Values, cut: bool
-) -> TableCell:
-    factor = 100 if layout.percent else 1
+def _cell(layout: TableLayout, row: Line, column: Line, runs: Runs) -> TableCell:
+    baseline = next((line for line in layout.rows if line.name == layout.baseline), None)
+    values = _values(layout, row, column, runs)
+    base = _values(layout, baseline, column, runs) if baseline else {}
+    if about_of(layout, row, column).value == "p":
+        return _p_value(layout, row, column, values, base)
+
+    factor, cut = 100 if layout.percent else 1, runs.updates is not None
     values, base = ({k: factor * v for k, v in each.items()} for each in (values, base))
     printed, theirs = (_printed(layout, name, column) for name in (row.name, layout.baseline))
     ours = Summary.of(list(values.values())) if values else None
@@ -146,7 +140,7 @@ def _cell(
         verdict(ours, any(value is not None for value in printed.values()), gap, cut_short=cut),
     )
     gains = _gains(values, base)
-    if layout.baseline in (None, row.name) or not gains:
+    if row is baseline or not gains:
         return cell
 
     gained, gap, printed_gain = Summary.of(gains), None, None
