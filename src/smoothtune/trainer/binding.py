@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, DynamoBackend
-from safetensors.torch import load_file
 from torch import nn
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from smoothtune.core.attachment import holds
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import CALIBRATION_ROWS
-from smoothtune.errors import CheckpointError
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import compile_blocks, is_compiled_block, uncompile_blocks
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
-from smoothtune.trainer.manifest import STATE_FILE
-from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.task_loss import TrainerLoss
+from smoothtune.trainer.term_means import TermMeans
+
+logger = logging.getLogger(__name__)
 
 SCALING = ("model_accepts_loss_kwargs", "loss_is_scaled_for_ga")
 """Attributes by which the Trainer decides how a loss is scaled."""
 
 
-class Binding:
+class Binding(TrainerCallback):
     """Connects an objective to the model of one trainer, from `attach` to `detach`.
 
     Args:
@@ -42,13 +41,14 @@ class Binding:
         self.trainer: Any = trainer
         self.objective, self.attached = objective, False
         self.checkpoints = Checkpoints(trainer, objective)
-        self.resume_from: Path | None = None
+        self.means = TermMeans(objective)
         self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
         self.own_scaling: dict[str, Any] = {}  # and what is put in their place
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.epoch = 0  # the one at hand, from 0 on
         self.began_at = 0  # update of the checkpoint that the training was resumed from
+        self.calls = 0  # of the objective, when the training began
         self.over = False  # whether an epoch is begun after the last update
         # DeepSpeed's updates are counted by the Trainer's
         self.is_zero = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -124,7 +124,7 @@ class Binding:
             uncompile_blocks(self.compiled)
             self.compiled = None
 
-    # --- a training --------------------------------------------------------------------------
+    # --- before a training -------------------------------------------------------------------
 
     def renew(self, trial: Any) -> None:
         """Begin again, with the methods as they were given: `train` will make a new model.
@@ -165,25 +165,24 @@ class Binding:
             self._take_loss()
         self.attach()
 
-    def choose_checkpoint(self, resume_from_checkpoint: str | bool | None) -> list[str]:
-        """Set `resume_from` as an argument of `train` means it; what the user should know of it."""
-        self.checkpoints.run = describe_run(self.trainer, self.objective)
-        self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
-        return notes
-
     def read_rows(self) -> None:
         """Let methods read the training rows."""
         rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
         for regularizer in self.objective.regularizers.values():
             regularizer.read_training_rows(rows, tokenizer)
 
-    def begin(self, loader: Any) -> None:
-        """Bind the optimizer that is really used; load the methods' state, after the model's.
+    # --- in a training -----------------------------------------------------------------------
 
-        Args:
-            loader: of the training rows.
-        """
-        args, state = self.trainer.args, self.trainer.state
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        train_dataloader: Any,
+        **_: Any,
+    ) -> None:
+        """Bind the optimizer that is really used; load the methods' state, after the model's."""
         self.began_at = state.global_step
         if self.is_zero:  # its optimizer takes a step for every group of an update
             self.objective.unbind_optimizer()
@@ -191,45 +190,65 @@ class Binding:
             self.use(self.trainer.optimizer)
         accumulates = args.gradient_accumulation_steps > 1
         self.objective.expect(state.max_steps, accumulates=accumulates)
-        self.epoch, self.over = epochs_behind(loader, args, state) - 1, False
-        if self.resume_from is not None:
-            self._load_state(self.resume_from)
+        self.epoch, self.over = epochs_behind(train_dataloader, args, state) - 1, False
+        self.checkpoints.go_on()
+        self.means = TermMeans(self.objective)
+        self.calls = self.objective.calls
 
-    def _load_state(self, checkpoint: Path) -> None:
-        """Have the methods go on from a checkpoint.
-
-        Raises:
-            CheckpointError: other methods have written it.
-        """
-        self.checkpoints.find_best(checkpoint)
-        try:
-            self.objective.load_state_dict(load_file(checkpoint / STATE_FILE))
-        except KeyError as error:
-            raise CheckpointError(
-                f"{checkpoint / STATE_FILE} has no entry {error}: resume with the methods of "
-                "the interrupted run"
-            ) from error
-        self.checkpoints.evaluate_if_due(checkpoint)
-        self.checkpoints.rotate_if_due(checkpoint)
-
-    def begin_epoch(self, loader: Any, control: TrainerControl) -> None:
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        train_dataloader: Any,
+        **_: Any,
+    ) -> None:
         """Take no step after the last one; transformers would, resumed there within an epoch.
 
         The last one is that of `max_steps`, or the one at which a callback ended the training.
         """
-        state, self.epoch = self.trainer.state, self.epoch + 1
+        self.epoch += 1
         self.over = state.global_step >= state.max_steps or control.should_training_stop
         if self.over:
             control.should_training_stop = True
         else:
-            set_epoch(loader, self.epoch)
-            self._calibrate(loader)
+            set_epoch(train_dataloader, self.epoch)
+            self._calibrate(train_dataloader)
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Just after the optimizer's step: have the losses of the update before checked.
+
+        Raises:
+            RuntimeError: the first update was made without the objective.
+        """
+        if self.objective.calls == self.calls:
+            raise RuntimeError(
+                "an update was made without the methods: compute_loss or training_step was set on "
+                "this trainer after regularize() and does not call what was there. Set it before, "
+                "or give the Trainer a compute_loss_func"
+            )
+        if self.is_zero:
+            self.objective.before_step()
+            self.objective.after_step()
+        self.objective.checks.turn()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Say which terms were held by their bound nearly always, or changed next to nothing."""
+        if state.is_world_process_zero:
+            for remark in self.objective.strengths.remarks():
+                logger.warning(remark)
 
     def _calibrate(self, loader: Any) -> None:
         """Let methods measure the pre-trained model on the first training rows."""
         trainer, methods = self.trainer, self.objective.regularizers.values()
         rows: Any = getattr(loader, "dataset", None)  # unlabeled ones come after the others
-        if self.objective.step or not any(r.calibrates for r in methods) or not is_map_style(rows):
+        is_map_style = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+        if self.objective.step or not any(r.calibrates for r in methods):
+            return
+        if not is_map_style or not len(rows):  # the first rows of a stream would be used up
             return
         count = min(CALIBRATION_ROWS, len(trainer.train_dataset))
         # which the Trainer sets for every update, and losses of its subclasses read
@@ -240,22 +259,11 @@ class Binding:
             self.objective.calibrate(trainer.model, prepared.batch, prepared.compute_loss)
 
 
-def is_map_style(rows: Any) -> bool:
-    """Whether rows have numbers, so that the first can be read without using up a stream."""
-    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) > 0
-
-
 def epochs_behind(loader: Any, args: TrainingArguments, state: TrainerState) -> int:
-    """Number of epochs before the one that a training begins or goes on in, as the Trainer has it.
-
-    Args:
-        loader: of the training rows; one without a length has a single epoch.
-        args: of the trainer.
-        state: of the trainer, that of the checkpoint loaded.
-    """
+    """Epochs before the one that a training begins or goes on in, as the Trainer counts them."""
     try:
         batches = len(loader)
-    except TypeError:
+    except TypeError:  # without a length there is a single epoch
         return 0
     return state.global_step // max(-(-batches // args.gradient_accumulation_steps), 1)
 
@@ -268,8 +276,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
     """
     part: Any = getattr(loader, "batch_sampler", None)
     while part is not None:
-        samplers: tuple[Any, Any] = (part, getattr(part, "sampler", None))
-        for sampler in samplers:
+        for sampler in (part, getattr(part, "sampler", None)):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         part = getattr(part, "batch_sampler", None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerState
 
 from smoothtune.core.objective import Objective
@@ -26,7 +26,6 @@ from smoothtune.nn import rng
 from smoothtune.trainer.manifest import (
     ASIDE,
     STATE_FILE,
-    ResumePoint,
     about,
     by_age,
     check_run,
@@ -41,47 +40,118 @@ from smoothtune.trainer.manifest import (
     why_unusable,
     write_manifest,
 )
+from smoothtune.trainer.run_record import describe_run
 
 
 class Checkpoints:
-    """Writes, chooses and removes the checkpoints of one trainer.
-
-    Attributes:
-        run: what a resumed run must have in common with this one, see `describe_run`.
-    """
+    """Writes, chooses and removes the checkpoints of one trainer."""
 
     def __init__(self, trainer: Trainer, objective: Objective) -> None:
-        self.trainer, self.objective = trainer, objective
-        self.run: dict[str, Any] = {}
-        self.limit: int | None = None
-        """The trainer's `save_total_limit`."""
-        self.drawn: rng.State | None = None
-        """Random generators after the evaluation that a checkpoint lacked."""
+        self.trainer: Any = trainer
+        self.objective = objective
+        self.run: dict[str, Any] = {}  # what a resumed run must have in common with this one
+        self.limit: int | None = None  # the trainer's `save_total_limit`
+        self.resumed_from: Path | None = None
+        self.drawn: rng.State | None = None  # after the evaluation that a checkpoint lacked
 
-    def choose(self, resume_from_checkpoint: str | bool | None) -> ResumePoint:
-        """The checkpoint that an argument of `train` means, verified.
+    # --- going on from one -------------------------------------------------------------------
+
+    def choose(self, resume_from_checkpoint: str | bool | None) -> list[str]:
+        """Set `resumed_from` as an argument of `train` means it; what the user should know of it.
 
         Raises:
             CheckpointError: it is not complete, was changed, or belongs to another run.
         """
-        self.drawn = None
+        self.run = describe_run(self.trainer, self.objective)
+        self.resumed_from = self.drawn = None
         if not resume_from_checkpoint:
-            return ResumePoint(None, [])
+            return []
         if resume_from_checkpoint is True:
             folder = Path(str(self.trainer.args.output_dir))
-            point = newest(folder)
-            if point.folder is None:
-                raise CheckpointError("; ".join([nothing_to_resume(folder), *point.notes]))
-            check_run(point.folder, self.run)
-            return point
-        folder = Path(resume_from_checkpoint)
-        if why := why_unusable(folder):
+            checkpoint, notes = newest(folder)
+            if checkpoint is None:
+                raise CheckpointError("; ".join([nothing_to_resume(folder), *notes]))
+        else:
+            checkpoint = Path(resume_from_checkpoint)
+            if why := why_unusable(checkpoint):
+                raise CheckpointError(
+                    f"{checkpoint} cannot be resumed from: {why}; take another checkpoint, or "
+                    "start a new run"
+                )
+            notes = about(checkpoint)
+        check_run(checkpoint, self.run)
+        self.resumed_from = checkpoint
+        return notes
+
+    def go_on(self) -> None:
+        """Load the methods' state, and do what the resumed run did not come to after its save.
+
+        Raises:
+            CheckpointError: other methods have written it; or the best checkpoint is to be loaded
+                at the end, and is not there or not whole.
+        """
+        checkpoint = self.resumed_from
+        if checkpoint is None:
+            return
+        written = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if written.best_model_checkpoint is not None:
+            self._set_best(checkpoint.with_name(Path(written.best_model_checkpoint).name))
+        try:
+            self.objective.load_state_dict(load_file(checkpoint / STATE_FILE))
+        except KeyError as error:
             raise CheckpointError(
-                f"{folder} cannot be resumed from: {why}; take another checkpoint, or start a new "
-                "run"
+                f"{checkpoint / STATE_FILE} has no entry {error}: resume with the methods of "
+                "the interrupted run"
+            ) from error
+        self._evaluate_if_due(checkpoint)
+        self._rotate_if_due(checkpoint)
+
+    def _set_best(self, best: Path) -> None:
+        """Beside the one resumed from, wherever both lay before; it may not have been written."""
+        self.trainer.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        if self.trainer.args.load_best_model_at_end:
+            self.check_best(best)
+
+    def _evaluate_if_due(self, checkpoint: Path) -> None:
+        """Evaluate, if the checkpoint was written before its step's evaluation.
+
+        The best checkpoint, early stopping and the next random numbers depend on it. It is so where
+        a signal or a kill came before the evaluation, as after an epoch, had ended.
+        """
+        trainer = self.trainer
+        if not _lacks_evaluation(trainer.args, trainer.state):
+            return
+        trainer._load_rng_state(str(checkpoint))
+        if metrics := trainer._evaluate(None, None):  # else a signal came again
+            if trainer._determine_best_metric(metrics=metrics, trial=None):
+                self._set_best(checkpoint.with_name(f"checkpoint-{trainer.state.global_step}"))
+            self.drawn = rng.get_state(trainer.args.device)
+
+    def _rotate_if_due(self, checkpoint: Path) -> None:
+        """Remove those before the last checkpoint, if a kill came first."""
+        folder, args = checkpoint.parent, self.trainer.args
+        is_last = all(order(path) <= order(checkpoint) for path in checkpoints_in(folder))
+        if args.should_save and folder == Path(str(args.output_dir)) and is_last:
+            self._rotate(checkpoint)
+
+    def restore_draws(self) -> None:
+        """After the trainer's `_load_rng_state`: go on behind the evaluation that was made up."""
+        if self.drawn is not None:
+            rng.set_state(self.trainer.args.device, self.drawn)
+
+    def check_best(self, best: Path) -> None:
+        """Before the best checkpoint is loaded.
+
+        Raises:
+            CheckpointError: it was damaged meanwhile.
+        """
+        if why := why_unusable(best, to_resume=False):
+            raise CheckpointError(
+                f"{best} has the best score, and its weights are to be kept at the end, but {why}: "
+                "train again from the beginning, or without load_best_model_at_end"
             )
-        check_run(folder, self.run)
-        return ResumePoint(folder, about(folder))
+
+    # --- writing and removing ----------------------------------------------------------------
 
     @contextmanager
     def all_kept(self) -> Iterator[None]:
@@ -102,9 +172,9 @@ class Checkpoints:
         Within `all_kept`.
 
         Args:
-            write: the trainer's own method, of the arguments that follow.
-            model: as the Trainer gives it.
-            trial: of a hyperparameter search.
+            write: the trainer's own method.
+            model: its arguments.
+            trial: as well.
 
         Raises:
             OutputError: it cannot be written; the checkpoint before it is as it was.
@@ -128,76 +198,7 @@ class Checkpoints:
                 "give the right to write, and resume from the checkpoint before it, if there is one"
             ) from error
         if args.should_save:
-            self.rotate(checkpoint)
-
-    def find_best(self, resumed_from: Path) -> None:
-        """After a resume: the best checkpoint lies in the same folder, wherever it lay before.
-
-        It is none where no evaluation that was the best had a checkpoint of its step.
-
-        Args:
-            resumed_from: the checkpoint.
-
-        Raises:
-            CheckpointError: it is to be loaded at the end, and is not there or not whole.
-        """
-        written = TrainerState.load_from_json(str(resumed_from / "trainer_state.json"))
-        if written.best_model_checkpoint is not None:
-            self._set_best(resumed_from.with_name(Path(written.best_model_checkpoint).name))
-
-    def _set_best(self, best: Path) -> None:
-        self.trainer.state.best_model_checkpoint = str(best) if best.is_dir() else None
-        if self.trainer.args.load_best_model_at_end:
-            self._check_whole(best)
-
-    def evaluate_if_due(self, resumed_from: Path) -> None:
-        """After a resume: evaluate, if the checkpoint was written before its step's evaluation.
-
-        The best checkpoint, early stopping and the next random numbers depend on it. It is so where
-        a signal or a kill came before the evaluation, as after an epoch, had ended.
-
-        Args:
-            resumed_from: the checkpoint.
-        """
-        trainer: Any = self.trainer
-        if not _lacks_evaluation(trainer.args, trainer.state):
-            return
-        trainer._load_rng_state(str(resumed_from))
-        if metrics := trainer._evaluate(None, None):  # else a signal came again
-            if trainer._determine_best_metric(metrics=metrics, trial=None):
-                self._set_best(resumed_from.with_name(f"checkpoint-{trainer.state.global_step}"))
-            self.drawn = rng.get_state(trainer.args.device)
-
-    def rotate_if_due(self, resumed_from: Path) -> None:
-        """After a resume from the last checkpoint: remove those before it, if a kill came first.
-
-        Args:
-            resumed_from: the checkpoint.
-        """
-        folder, args = resumed_from.parent, self.trainer.args
-        is_last = all(order(path) <= order(resumed_from) for path in checkpoints_in(folder))
-        if args.should_save and folder == Path(str(args.output_dir)) and is_last:
-            self.rotate(resumed_from)
-
-    def restore_draws(self) -> None:
-        """After the trainer's `_load_rng_state`; see `evaluate_if_due`."""
-        if self.drawn is not None:
-            rng.set_state(self.trainer.args.device, self.drawn)
-
-    def check_best(self) -> None:
-        """Before the best checkpoint is loaded.
-
-        Raises:
-            CheckpointError: it was damaged meanwhile.
-        """
-        self._check_whole(Path(str(self.trainer.state.best_model_checkpoint)))
-
-    def _check_whole(self, best: Path) -> None:
-        if why := why_unusable(best, to_resume=False):
-            raise CheckpointError(
-                f"{best} has the best score, and its weights are to be kept at the end, but {why}: "
-                "train again from the beginning, or without load_best_model_at_end"
-            )
+            self._rotate(checkpoint)
 
     def _complete(self, checkpoint: Path, others: set[str]) -> None:
         arguments = checkpoint / "training_args.bin"
@@ -212,15 +213,10 @@ class Checkpoints:
                 shutil.copymode(checkpoint / "trainer_state.json", path)
         write_manifest(checkpoint, self.run, others)
 
-    def rotate(self, new: Path) -> None:
+    def _rotate(self, new: Path) -> None:
         """Remove what was set aside and the oldest checkpoints, as `save_total_limit` says.
 
         What cannot be removed now is removed after a later checkpoint, or when training resumes.
-
-        Within `all_kept`.
-
-        Args:
-            new: the newest one, which stays.
         """
         for old in [path for path in checkpoints_in(new.parent) if path.name.startswith(ASIDE)]:
             with suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PretrainedConfig, Trainer, TrainerCallback
+from transformers import PretrainedConfig, Trainer
 from transformers.trainer_utils import TrainOutput
 
 from smoothtune.core.non_finite import finite_weights
@@ -24,9 +23,6 @@ from smoothtune.nn.hf_versions import DIVIDES, undivided
 from smoothtune.nn.model_facts import declaring
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.model_record import extend_card, write_record
-from smoothtune.trainer.term_means import TermMeans
-
-logger = logging.getLogger(__name__)
 
 
 class Regularized(Trainer):
@@ -38,7 +34,6 @@ class Regularized(Trainer):
 
     objective: Objective
     _binding: Binding
-    _means: TermMeans
     _unlabeled_loader: Callable[[], DataLoader] | None = None
 
     # --- a training --------------------------------------------------------------------------
@@ -55,21 +50,23 @@ class Regularized(Trainer):
                     self.model = super().call_model_init(kwargs.get("trial"))
             else:
                 binding.resume()
-            if notes := binding.choose_checkpoint(resume_from_checkpoint):
+            if notes := binding.checkpoints.choose(resume_from_checkpoint):
                 warnings.warn("; ".join(notes), stacklevel=2)
             binding.read_rows()
-            checkpoint = str(binding.resume_from) if binding.resume_from else None
+            checkpoint = binding.checkpoints.resumed_from
             with binding.checkpoints.all_kept():
-                output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
+                output = super().train(
+                    resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs
+                )
             if isinstance(output, TrainOutput):  # whose metrics `log` has had
                 applied = output.metrics.get("train_loss", output.training_loss)
                 return output._replace(training_loss=applied)
             return output
         except UnpicklingError as error:
             raise CheckpointError(
-                f"{binding.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth "
-                "holds more than data, which could run code, and was not opened: resume from a "
-                "checkpoint of your own"
+                f"{binding.checkpoints.resumed_from or 'a file'}: optimizer.pt, scheduler.pt or "
+                "rng_state.pth holds more than data, which could run code, and was not opened: "
+                "resume from a checkpoint of your own"
             ) from error
         except Exception:
             binding.objective.checks.read()  # a loss that is not finite may be the reason
@@ -97,7 +94,7 @@ class Regularized(Trainer):
         return super().get_train_dataloader()
 
     def _load_best_model(self) -> None:
-        self._binding.checkpoints.check_best()
+        self._binding.checkpoints.check_best(Path(str(self.state.best_model_checkpoint)))
         super()._load_best_model()
 
     # --- an update ---------------------------------------------------------------------------
@@ -151,7 +148,7 @@ class Regularized(Trainer):
             row_share=prepared.row_share,
             declared_loss=binding.task.is_declared,
         )
-        self._means.add(binding.objective.terms, *prepared.log_weights)
+        self._binding.means.add(binding.objective.terms, *prepared.log_weights)
         if not DIVIDES:
             loss = loss / undivided(self, num_items_in_batch)
         return (loss, None) if return_outputs else loss
@@ -183,9 +180,9 @@ class Regularized(Trainer):
         The loss of the whole training, too, is that with bounded terms as they were applied.
         """
         if self._binding.attached and "loss" in logs:
-            logs = logs | self._means.read(logs["loss"], self.accelerator)
+            logs = logs | self._binding.means.read(logs["loss"], self.accelerator)
         if self._binding.attached and "train_runtime" in logs:
-            logs["train_loss"] += self._means.read_excess(self.accelerator)
+            logs["train_loss"] += self._binding.means.read_excess(self.accelerator)
         super().log(logs, *args, **kwargs)
 
     # --- what is written ---------------------------------------------------------------------
@@ -224,48 +221,6 @@ class Regularized(Trainer):
         card = Path(str(self.args.output_dir), "README.md")
         if self.is_world_process_zero() and card.exists():
             extend_card(self, self._binding.objective, card)
-
-
-class Events(TrainerCallback):
-    """Tells a binding of what happens in a training."""
-
-    def __init__(self, binding: Binding):
-        self.binding = binding
-        self.calls = 0  # of the objective, when the training began
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """When model and optimizer are prepared, and those of a checkpoint loaded."""
-        self.binding.begin(kwargs["train_dataloader"])
-        self.binding.trainer._means = TermMeans(self.binding.objective)
-        self.calls = self.binding.objective.calls
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first batch is drawn."""
-        self.binding.begin_epoch(kwargs["train_dataloader"], control)
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Just after the optimizer's step: have the losses of the update before checked.
-
-        Raises:
-            RuntimeError: the first update was made without the objective.
-        """
-        objective = self.binding.objective
-        if objective.calls == self.calls:
-            raise RuntimeError(
-                "an update was made without the methods: compute_loss or training_step was set on "
-                "this trainer after regularize() and does not call what was there. Set it before, "
-                "or give the Trainer a compute_loss_func"
-            )
-        if self.binding.is_zero:
-            objective.before_step()
-            objective.after_step()
-        objective.checks.turn()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say which terms were held by their bound nearly always, or changed next to nothing."""
-        if state.is_world_process_zero:
-            for remark in self.binding.objective.strengths.remarks():
-                logger.warning(remark)
 
 
 def put_in_front(trainer: Trainer) -> Callable[[], None]:

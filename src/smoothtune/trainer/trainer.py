@@ -16,8 +16,7 @@ from smoothtune.core.regularizer import Regularizer
 from smoothtune.methods.vat import VAT
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
-from smoothtune.trainer.regularized import Events, Regularized, put_in_front
-from smoothtune.trainer.term_means import TermMeans
+from smoothtune.trainer.regularized import Regularized, put_in_front
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
@@ -125,13 +124,12 @@ def regularize(
         raise
     regularized = cast(Regularized, trainer)
     regularized._binding, regularized.objective = binding, objective
-    regularized._means = TermMeans(objective)
     if unlabeled_dataset is not None:
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
         regularized._unlabeled_loader = loader
         if alternate != "step":  # not told by a checkpoint's arguments
             setattr(trainer, "run_identity", {"alternate": alternate})  # noqa: B010
-    trainer.add_callback(Events(binding))
+    trainer.add_callback(binding)
     return trainer
 
 
