@@ -61,8 +61,8 @@ def measure(spec, source, size, length, rounds):
     batches = random_batches(model, rounds, size, length)
     run = load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])
     steppers = {
-        "plain": Stepper(model, []),
-        "eager": Stepper(model, run.regularizers()),
+        "plain": Stepper(copy.deepcopy(model), []),
+        "eager": Stepper(copy.deepcopy(model), run.regularizers()),
         "compiled": Stepper(compile_blocks(copy.deepcopy(model)), run.regularizers()),
     }
     first = {name: timed(stepper, batches[0]) for name, stepper in steppers.items()}

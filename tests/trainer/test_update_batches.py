@@ -17,7 +17,7 @@ from smoothtune.trainer.unlabeled import AlternatingBatches
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
     EvaluationBatches,
-    PaddingCollator,
+    MarkingCollator,
     Size,
     UpdateBatches,
     UpdateParts,
@@ -74,7 +74,7 @@ def test_evaluation_batches_of_all_processes_have_one_size(rows, processes):
 
 
 def test_a_padding_row_is_marked():
-    collated = PaddingCollator(lambda rows: {"x": [row["x"] for row in rows]})
+    collated = MarkingCollator(lambda rows: {"x": [row["x"] for row in rows]})
     rows = WithPaddingRows([{"x": 10}, {"x": 11}])
     assert collated(rows.__getitems__([0, 1])) == {"x": [10, 11]}
     assert collated(rows.__getitems__([-2])) == {"x": [11], PADDING_BATCH: True}

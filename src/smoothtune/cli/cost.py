@@ -222,7 +222,7 @@ def _measured(
         keep_freed_memory()
     with torch.autocast(_device().type, dtype=torch.bfloat16, enabled=config.bf16):
         return estimate_memory(
-            classifier.train(),
+            classifier,
             config.regularizers(),
             lambda rows: random_batches(classifier, 1, rows, length)[0],
             (batch_size, 2 * batch_size),

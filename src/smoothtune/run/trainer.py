@@ -39,7 +39,7 @@ from smoothtune.trainer.trainer import SmoothTrainer
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
     EvaluationBatches,
-    PaddingCollator,
+    MarkingCollator,
     UpdateBatches,
     WithPaddingRows,
     rows_of,
@@ -98,7 +98,7 @@ class RunTrainer(SmoothTrainer):
         loader = DataLoader(
             WithPaddingRows(rows),
             batch_sampler=batches,
-            collate_fn=PaddingCollator(self.data_collator),
+            collate_fn=MarkingCollator(self.data_collator),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )

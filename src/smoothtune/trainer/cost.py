@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -39,7 +40,7 @@ class StepCost:
 
     @property
     def plain_seconds(self) -> float:
-        """Median of the plain steps."""
+        """Median."""
         return median(self.plain)
 
     @property
@@ -85,8 +86,8 @@ def measure_step_cost(
     device = next(model.parameters()).device
     devices = [device] if device.type != "cpu" else []
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        plain = Stepper(model, [], autocast)
-        regularized = Stepper(model, regularizers, autocast)
+        plain = Stepper(copy.deepcopy(model), [], autocast)
+        regularized = Stepper(copy.deepcopy(model), regularizers, autocast)
         placed = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
         for number, batch in enumerate([*placed[:2], *placed]):
             for stepper in (plain, regularized):
@@ -101,7 +102,7 @@ def measure_step_cost(
 
 
 class Stepper:
-    """A copy of the model with an optimizer and an objective of its own."""
+    """Takes updates of a model with AdamW, on its device."""
 
     def __init__(
         self,
@@ -109,9 +110,9 @@ class Stepper:
         regularizers: Sequence[Regularizer],
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.model = copy.deepcopy(model).train()
-        trainable = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(trainable, lr=1e-6, fused=True)
+        self.model = model.train()
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
         for regularizer in regularizers:
             if isinstance(regularizer, Penalty):
                 regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
@@ -127,14 +128,15 @@ class Stepper:
             meter = PeakMemory()
             self.step(batch)
             rises.append(meter.rise())
-        return sorted(rises)[1]
+        return median(rises)
 
     def step(self, batch: Batch) -> float:
         """Take one update and return its seconds."""
         start = time.perf_counter()
         weight = next(self.model.parameters())
         # again in every step, as its 16-bit copies of the weights stay until it ends
-        with torch.autocast(weight.device.type, self.autocast, enabled=self.autocast is not None):
+        narrow = torch.autocast(weight.device.type, self.autocast) if self.autocast else None
+        with narrow or nullcontext():
             loss = self.objective(self.model, batch)
         loss.backward()
         self.optimizer.step()
@@ -187,7 +189,7 @@ def estimate_memory(
     size of this process, with Python and all libraries, so the process should do nothing else.
 
     Args:
-        model: in training mode, on its device; its weights change.
+        model: on its device; its weights change.
         regularizers: attached to it.
         make_batch: makes a batch of so many rows.
         rows: a smaller and a larger number of rows.
@@ -195,23 +197,17 @@ def estimate_memory(
     Raises:
         ValueError: a method does not work on this model.
     """
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
-    for regularizer in regularizers:
-        if isinstance(regularizer, Penalty):
-            regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
-    objective = Objective(*regularizers).bind(model, optimizer, STEPS)
-    device = trained[0].device
+    stepper = Stepper(model, regularizers)
+    stepper.objective.expect(STEPS, accumulates=True)
+    device = next(model.parameters()).device
     peaks = {}
     for count in rows:
         batch = {name: value.to(device) for name, value in make_batch(count).items()}
         for _ in range(2):  # the first makes the optimizer's state and the methods' memory
             reset_peak()
-            objective(model, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            stepper.step(batch)
         peaks[count] = peak()
-    objective.detach()
+    stepper.objective.detach()
     return MemoryEstimate(peaks)
 
 

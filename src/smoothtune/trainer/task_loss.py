@@ -37,7 +37,7 @@ from smoothtune.trainer.update_batches import (
     refuse_parts,
     rows_of,
 )
-from smoothtune.trainer.weighted_losses import ClassWeightedLoss, LabelWeightedLoss
+from smoothtune.trainer.weighted_losses import ClassWeightedLoss, WeightedLoss
 
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
 
@@ -81,7 +81,7 @@ class TrainerLoss:
         )
         self.is_declared = self.kind in ("stock", "next token") and not self.smoothing
         self.label_names = list(dict.fromkeys([*(trainer.label_names or ()), "labels"]))
-        self._weighs = isinstance(trainer.compute_loss_func, ClassWeightedLoss | LabelWeightedLoss)
+        self._weighs = isinstance(trainer.compute_loss_func, WeightedLoss)
         self._shifts = loss_shifts_labels(trainer)
         self._rewards = trl_trainer(trainer) == "RewardTrainer"
         self._counts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by id and version

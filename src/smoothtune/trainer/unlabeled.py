@@ -9,7 +9,7 @@ by the size of the gradient.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from itertools import cycle, islice
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from transformers import Trainer
 
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.nn.hf_versions import sampling_strategy
+from smoothtune.trainer.update_batches import MarkedRow, MarkingCollator
 
 Alternate = Literal["batch", "step", "epoch"]
 logger = logging.getLogger(__name__)
@@ -119,10 +120,6 @@ class AlternatingBatches(BatchSampler):
         return -(-self.labeled // (self.batch_size * self.turn))
 
 
-class UnlabeledRow(dict[str, Any]):
-    """A row whose batch has no task loss."""
-
-
 class WithoutLabels(Dataset):
     """A dataset without its label columns.
 
@@ -137,35 +134,14 @@ class WithoutLabels(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> UnlabeledRow:
+    def __getitem__(self, i: int) -> MarkedRow:
         row = self.rows[i]
-        return UnlabeledRow({key: row[key] for key in row if key not in self.names})
-
-
-class MarkingCollator:
-    """Collates rows, and marks a batch of unlabeled ones by `unlabeled`: True.
-
-    Args:
-        collate: the trainer's own.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any]):
-        self.collate = collate
-
-    def __call__(self, rows: list[Any]) -> dict[str, Any]:
-        """A batch of one kind."""
-        unlabeled = isinstance(rows[0], UnlabeledRow)
-        batch = dict(self.collate([dict(row) for row in rows] if unlabeled else rows))
-        return batch | {"unlabeled": True} if unlabeled else batch
+        inputs = {key: row[key] for key in row if key not in self.names}
+        return MarkedRow(inputs, "unlabeled")
 
 
 def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -> DataLoader:
     """A loader of the trainer's training data that alternates with unlabeled batches.
-
-    Args:
-        trainer: has a map-style `train_dataset`.
-        unlabeled: map-style dataset of the same columns; its labels, if any, are not used.
-        alternate: within every update, after every update, or once an epoch.
 
     Raises:
         ValueError: one of the datasets has no length, or the unlabeled one has no rows; or batches

@@ -98,8 +98,17 @@ class EvaluationBatches(BatchSampler):
                 start += size
 
 
-class PaddingRow(dict[str, Any]):
-    """A row whose batch weighs nothing."""
+class MarkedRow(dict[str, Any]):
+    """A row whose batch says what it is: one that weighs nothing, or has no task loss.
+
+    Args:
+        row: model inputs.
+        mark: the name under which the batch has True.
+    """
+
+    def __init__(self, row: Mapping[str, Any], mark: str):
+        super().__init__(row)
+        self.mark = mark
 
 
 class WithPaddingRows(Dataset):
@@ -116,7 +125,7 @@ class WithPaddingRows(Dataset):
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Any:
-        return PaddingRow(self.rows[-1 - number]) if number < 0 else self.rows[number]
+        return MarkedRow(self.rows[-1 - number], PADDING_BATCH) if number < 0 else self.rows[number]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         if hasattr(self.rows, "__getitems__") and min(numbers) >= 0:
@@ -125,8 +134,8 @@ class WithPaddingRows(Dataset):
         return [self[number] for number in numbers]
 
 
-class PaddingCollator:
-    """Collates rows, and marks a batch of a padding row.
+class MarkingCollator:
+    """Collates rows of one kind, and marks a batch of marked rows.
 
     Args:
         collate: the trainer's own.
@@ -136,10 +145,10 @@ class PaddingCollator:
         self.collate = collate
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
-        """A batch of rows, or of one padding row."""
-        if not isinstance(rows[0], PaddingRow):
+        """A batch."""
+        if not isinstance(rows[0], MarkedRow):
             return dict(self.collate(rows))
-        return dict(self.collate([dict(row) for row in rows])) | {PADDING_BATCH: True}
+        return dict(self.collate([dict(row) for row in rows])) | {rows[0].mark: True}
 
 
 class Size(NamedTuple):

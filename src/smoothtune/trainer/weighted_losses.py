@@ -1,7 +1,8 @@
-"""Task losses with weights, of classes or of labels."""
+"""Task losses with weights, of classes or of labels, as `compute_loss_func` of a Trainer."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,30 +13,51 @@ from torch import Tensor
 from smoothtune.nn.model_facts import IGNORED
 
 
-class ClassWeightedLoss:
-    """Weighted mean of the cross entropy over rows, divided by the sum of their weights.
-
-    As `compute_loss_func` of a Trainer. With `regularize` or `SmoothTrainer` an update has the
-    weighted mean over all its rows, whatever batches they come in; in other Trainers the mean of
-    the batches' own, by their numbers of rows.
+class WeightedLoss(ABC):
+    """A weighted mean of a batch; with `num_items_in_batch`, times its part of an update's labels.
 
     Args:
-        weights: of class 0, 1, ...; > 0.
+        weights: one each, > 0.
 
     Raises:
         ValueError: a weight is not positive.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = _positive(weights, "class")
+        if not all(weight > 0 for weight in weights):
+            raise ValueError(f"class and label weights must be above 0, not {list(weights)}")
+        self.weights = torch.tensor([float(weight) for weight in weights])
 
     def __call__(
         self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
     ) -> Tensor:
-        """() weighted mean over a batch with logits (B, C) and labels (B,)."""
-        logits = _logits(outputs)
-        mean = F.cross_entropy(logits, labels, weight=self.weights.to(logits))
-        return _in_update(mean, labels, num_items_in_batch)
+        """() what a Trainer adds up, of a batch with `logits` (B, C)."""
+        logits: Tensor = outputs["logits"]
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        mean = self.mean(logits, labels)
+        if num_items_in_batch is None:
+            return mean
+        return mean * ((labels != IGNORED).sum() / num_items_in_batch)
+
+    @abstractmethod
+    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """() of a batch."""
+
+
+class ClassWeightedLoss(WeightedLoss):
+    """Weighted mean of the cross entropy over rows, divided by the sum of their weights.
+
+    With `regularize` or `SmoothTrainer` an update has the weighted mean over all its rows, whatever
+    batches they come in; in other Trainers the mean of the batches' own, by their numbers of rows.
+
+    Args:
+        weights: of class 0, 1, ...; > 0.
+    """
+
+    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """() of logits (B, C) and labels (B,)."""
+        return F.cross_entropy(logits, labels, weight=self.weights.to(logits))
 
     def total(self, labels: Tensor) -> Tensor:
         """() sum of the weights of labels (B,)."""
@@ -43,45 +65,17 @@ class ClassWeightedLoss:
         return (weights * (labels != IGNORED)).sum()
 
 
-class LabelWeightedLoss:
+class LabelWeightedLoss(WeightedLoss):
     """Mean of the binary cross entropy over rows and labels, weighted where a row has the label.
 
-    As `compute_loss_func` of a Trainer, for several labels of a row: `pos_weight` of torch.
+    For several labels of a row: `pos_weight` of torch.
 
     Args:
         weights: of label 0, 1, ... where a row has it, against 1 where it has not; > 0.
-
-    Raises:
-        ValueError: a weight is not positive.
     """
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = _positive(weights, "label")
-
-    def __call__(
-        self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
-    ) -> Tensor:
-        """() mean over a batch with logits (B, L) and labels (B, L), 0 or 1."""
-        logits = _logits(outputs)
-        mean = F.binary_cross_entropy_with_logits(
+    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """() of logits (B, L) and labels (B, L), 0 or 1."""
+        return F.binary_cross_entropy_with_logits(
             logits, labels.to(logits.dtype), pos_weight=self.weights.to(logits)
         )
-        return _in_update(mean, labels, num_items_in_batch)
-
-
-def _in_update(mean: Tensor, labels: Tensor, num_items: Any) -> Tensor:
-    """() what a Trainer adds up: the mean of a batch, times its part of the update's labels."""
-    return mean if num_items is None else mean * ((labels != IGNORED).sum() / num_items)
-
-
-def _positive(weights: Sequence[float], kind: str) -> Tensor:
-    """(C,) the weights, all above 0."""
-    if not all(weight > 0 for weight in weights):
-        raise ValueError(f"{kind} weights must be above 0, not {list(weights)}")
-    return torch.tensor([float(weight) for weight in weights])
-
-
-def _logits(outputs: Mapping[str, Any]) -> Tensor:
-    """The logits, in float32 where they have 16 bits."""
-    logits: Tensor = outputs["logits"]
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
