@@ -100,7 +100,6 @@ def scaling_problems(loss: TrainerLoss) -> list[str]:
 def sharding_problems(trainer: Trainer) -> list[str]:
     """What is not verified of the settings of accelerate's plugin for FSDP, and what to change."""
     plugin: Any = trainer.accelerator.state.fsdp_plugin
-    model = cast(torch.nn.Module, trainer.model)
     if plugin.fsdp_version != 2:
         return ["FSDP1 is not verified: set fsdp_version to 2, or use DDP"]
     if "FULL" not in str(plugin.state_dict_type):
@@ -108,22 +107,14 @@ def sharding_problems(trainer: Trainer) -> list[str]:
             "FSDP2 writes whole weights, and checkpoints of data alone, with "
             "fsdp_state_dict_type FULL_STATE_DICT only: set it, or use DDP"
         ]
-    unverified = {
-        "bf16 and fp16": trainer.args.bf16
-        or trainer.args.fp16
-        or trainer.accelerator.mixed_precision != "no",
+    own = {
         "activation_checkpointing": plugin.activation_checkpointing
         or checkpoints_activations(trainer.args),
         "cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading,
         "offload_params": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
-        "torch_compile": trainer.args.torch_compile,
-        **dict.fromkeys(map(str, sorted(environments(model) - {"LoRA"})), True),
+        "LoRA": False,  # verified here alone
     }
-    return [
-        f"FSDP2 with {setting} is not verified: turn it off, or use DDP"
-        for setting, used in unverified.items()
-        if used
-    ]
+    return _unverified("FSDP2", trainer, own)
 
 
 def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> list[str]:
@@ -133,20 +124,12 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
     if plugin.zero_stage not in (1, 2):
         return [f"ZeRO stage {plugin.zero_stage} is not verified: use stage 2, FSDP2 or DDP"]
     zero = plugin.deepspeed_config.get("zero_optimization", {})
-    unverified = {
-        "bf16 and fp16": args.bf16 or args.fp16 or trainer.accelerator.mixed_precision != "no",
-        "activation_checkpointing": checkpoints_activations(args),
-        "torch_compile": args.torch_compile,
+    own = {
         "an encoder-decoder": is_encoder_decoder(unwrap(model)),
-        **dict.fromkeys(map(str, sorted(environments(model))), True),
         "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none") != "none",
         "gradient_accumulation_steps": args.gradient_accumulation_steps > 1,
     }
-    wrong = [
-        f"ZeRO with {setting} is not verified: do without it, or use DDP"
-        for setting, used in unverified.items()
-        if used
-    ]
+    wrong = _unverified("ZeRO", trainer, own)
     if args.save_strategy != "no":
         wrong.append(
             "ZeRO's checkpoints hold code beside data, and are not opened here: set "
@@ -160,6 +143,22 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
     return wrong
 
 
+def _unverified(sharding: str, trainer: Trainer, own: dict[str, bool]) -> list[str]:
+    """What is in use and not verified with a kind of sharding; `own` is what it alone knows of."""
+    args, model = trainer.args, cast(torch.nn.Module, trainer.model)
+    used = {
+        "bf16 and fp16": args.bf16 or args.fp16 or trainer.accelerator.mixed_precision != "no",
+        "activation_checkpointing": checkpoints_activations(args),
+        "torch_compile": args.torch_compile,
+        **dict.fromkeys(map(str, sorted(environments(model))), True),
+    }
+    return [
+        f"{sharding} with {setting} is not verified: do without it, or use DDP"
+        for setting, is_used in (used | own).items()
+        if is_used
+    ]
+
+
 def setting_problems(
     regularizers: dict[str, Regularizer], args: TrainingArguments, model: torch.nn.Module
 ) -> list[str]:
@@ -171,7 +170,7 @@ def setting_problems(
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
         )
     if args.torch_compile:
-        wrong += compile_problems(args)
+        wrong += _compile_problems(args)
     in_backward = args.optim in ("lomo", "adalomo") or args.optim.endswith("layerwise")
     for name, regularizer in regularizers.items():
         if in_backward and needs_updates(regularizer):
@@ -190,19 +189,13 @@ def setting_problems(
     return wrong
 
 
-def compile_problems(args: TrainingArguments) -> list[str]:
-    """What is not verified of the settings of compilation, and what to change."""
-    wrong = list[str]()
-    if args.torch_compile_backend not in BACKENDS:
-        wrong.append(
-            f"torch_compile_backend={args.torch_compile_backend!r} is not verified: set it to "
-            f"{' or '.join(map(repr, BACKENDS))}"
-        )
-    if args.torch_compile_mode not in (None, "default"):
-        wrong.append(
-            f"torch_compile_mode={args.torch_compile_mode!r} is not verified: leave it out"
-        )
-    return wrong
+def _compile_problems(args: TrainingArguments) -> list[str]:
+    values = {"torch_compile_backend": BACKENDS, "torch_compile_mode": ("default", None)}
+    return [
+        f"{name}={value!r} is not verified: set it to {' or '.join(map(repr, verified))}"
+        for name, verified in values.items()
+        if (value := getattr(args, name)) not in verified
+    ]
 
 
 def check_unlabeled(
@@ -213,35 +206,29 @@ def check_unlabeled(
     Raises:
         ValueError: says what to change.
     """
-    if is_embedding_trainer(trainer):
-        refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
-    if trainer.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        refuse(["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"])
+    wrong = unlabeled_problems(regularizers, trainer.args, alternate)
     mro = type(trainer).__mro__  # first `Regularized`, then the trainer's own
     _, loader, *_ = (vars(c)[LOADER] for c in mro if LOADER in vars(c))
-    if not loader.__module__.startswith(("transformers.", "trl.", "smoothtune.")):
-        refuse(
-            [
-                f"unlabeled_dataset with a {LOADER} of your own, whose batches would not be used: "
-                "override _get_train_sampler, which decides on the order of the labeled rows"
-            ]
-        )
-    missing = missing_inputs(trainer.train_dataset, rows)
-    if missing:
-        refuse(
-            [
-                f"unlabeled_dataset has no {', '.join(missing)}, which train_dataset has: tokenize "
-                "it alike (TRL tokenizes train_dataset alone, and trainer.train_dataset shows how)"
-            ]
-        )
-    refuse(unlabeled_problems(regularizers, trainer.args, alternate))
-
-
-def missing_inputs(labeled: Any, unlabeled: Any) -> list[str]:
-    """The model inputs that rows of one dataset have, and those of another have not."""
-    if not all(isinstance(rows, Sized) and len(rows) for rows in (labeled, unlabeled)):
-        return []
-    return [name for name in MAIN_INPUTS if name in labeled[0] and name not in unlabeled[0]]
+    strategy, labeled = trainer.accelerator.distributed_type, trainer.train_dataset
+    missing: list[str] = []
+    if all(isinstance(data, Sized) and len(data) for data in (labeled, rows)):
+        row, other = labeled[0], rows[0]  # type: ignore[index]
+        missing = [name for name in MAIN_INPUTS if name in row and name not in other]
+    if is_embedding_trainer(trainer):
+        wrong = ["unlabeled_dataset is not verified with embedding models: leave it out"]
+    elif strategy in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        wrong = ["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"]
+    elif not loader.__module__.startswith(("transformers.", "trl.", "smoothtune.")):
+        wrong = [
+            f"unlabeled_dataset with a {LOADER} of your own, whose batches would not be used: "
+            "override _get_train_sampler, which decides on the order of the labeled rows"
+        ]
+    elif missing:
+        wrong = [
+            f"unlabeled_dataset has no {', '.join(missing)}, which train_dataset has: tokenize "
+            "it alike (TRL tokenizes train_dataset alone, and trainer.train_dataset shows how)"
+        ]
+    refuse(wrong)
 
 
 def unlabeled_problems(

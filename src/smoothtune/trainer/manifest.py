@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,17 +130,15 @@ def write_manifest(
         others: names of files that were there before.
     """
     files = {}
-    for path in sorted(_files(checkpoint)):
-        if path.relative_to(checkpoint).as_posix() in others:
-            continue
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        name = path.relative_to(checkpoint).as_posix()
-        files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    for name, path in _files(checkpoint).items():
+        if name not in others:
+            _sync(path)
+            files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     content = {"files": files, "run": run, "environment": environment()}
     write_json(checkpoint / MANIFEST, content)
     for folder in (checkpoint, checkpoint.parent):
-        _sync_folder(folder)
+        with suppress(OSError):  # not every system opens folders
+            _sync(folder)
 
 
 def remove(checkpoint: Path) -> None:
@@ -150,8 +148,8 @@ def remove(checkpoint: Path) -> None:
     """
     if others := files_of_others(checkpoint):
         (checkpoint / MANIFEST).unlink(missing_ok=True)
-        for path in list(_files(checkpoint)):
-            if path.relative_to(checkpoint).as_posix() not in others:
+        for name, path in _files(checkpoint).items():
+            if name not in others:
                 path.unlink()
         return
     removed = checkpoint.with_name(f"{REMOVED}checkpoint-{order(checkpoint)[0]}")
@@ -163,8 +161,8 @@ def remove(checkpoint: Path) -> None:
 
 def files_of_others(checkpoint: Path) -> set[str]:
     """Names of files that the manifest does not list; without one, that no trainer writes."""
-    files = [path for path in _files(checkpoint) if not PARTIAL.fullmatch(path.name)]
-    names = {path.relative_to(checkpoint).as_posix() for path in files}
+    files = _files(checkpoint).items()
+    names = {name for name, path in files if not PARTIAL.fullmatch(path.name)}
     with suppress(OutputError):
         listed = (read_json(checkpoint / MANIFEST) or {}).get("files")
         if isinstance(listed, dict):
@@ -205,10 +203,10 @@ def _manifest(checkpoint: Path) -> dict[str, Any]:
 
 def _why_changed(checkpoint: Path, manifest: dict[str, Any]) -> str:
     """The first file that is not as the manifest says."""
-    files, *others = (manifest.get(name) for name in ("files", "run", "environment"))
-    if not (isinstance(files, dict) and files and all(isinstance(o, dict) for o in others)):
+    listed, *others = (manifest.get(name) for name in ("files", "run", "environment"))
+    if not (isinstance(listed, dict) and listed and all(isinstance(o, dict) for o in others)):
         return f"{MANIFEST} is damaged"
-    for name, entry in files.items():
+    for name, entry in listed.items():
         path = checkpoint / name
         if not isinstance(entry, dict):
             return f"{MANIFEST} is damaged"
@@ -218,9 +216,8 @@ def _why_changed(checkpoint: Path, manifest: dict[str, Any]) -> str:
             return f"{name} has {path.stat().st_size} bytes in place of {entry.get('bytes')}"
         if sha256(path) != entry.get("sha256"):
             return f"{name} was changed after it was written (its sha256 is another)"
-    names = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)}
-    for name in sorted(names - files.keys()):
-        if name.endswith(_READ):
+    for name in _files(checkpoint):
+        if name not in listed and name.endswith(_READ):
             return f"{name} was added after it was written: move it elsewhere"
     return ""
 
@@ -264,14 +261,16 @@ def order(checkpoint: Path) -> tuple[int, bool]:
     return int(match[2]), match[1] is None
 
 
-def _files(checkpoint: Path) -> Iterator[Path]:
-    return (p for p in checkpoint.rglob("*") if p.is_file() and p.name != MANIFEST)
+def _files(checkpoint: Path) -> dict[str, Path]:
+    """All but the manifest, by their names below the folder, in order."""
+    paths = sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name != MANIFEST)
+    return {path.relative_to(checkpoint).as_posix(): path for path in paths}
 
 
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every system opens folders
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _sync(path: Path) -> None:
+    """Have a file or a folder reach the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

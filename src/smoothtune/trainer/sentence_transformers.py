@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,23 +31,14 @@ def is_embedding_trainer(trainer: Trainer) -> bool:
     return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
 
 
-def has_merged_forward() -> bool:
-    """Whether the installed version can be told to embed the columns one by one."""
-    try:
-        return find_spec("sentence_transformers.base.losses.merged_forward") is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def sentence_transformers_problems(
     regularizers: Mapping[str, Regularizer], trainer: Trainer
 ) -> list[str]:
-    """Why methods do not support a trainer of sentence-transformers, with what to change.
-
-    Methods that look at weights alone go with any loss.
-    """
+    """Why methods, but those of weights alone, do not support one of its trainers."""
     if is_embedding_trainer(trainer):
-        if not has_merged_forward():
+        try:
+            import_module("sentence_transformers.base.losses.merged_forward")
+        except ImportError:
             return ["this trainer needs sentence-transformers 6.2 or newer: upgrade it"]
         tokenizer = getattr(unwrap(trainer.model), "tokenizer", None)  # type: ignore[arg-type]
         if getattr(tokenizer, "padding_side", "right") == "left":
@@ -72,14 +63,7 @@ def sentence_transformers_problems(
 
 
 def stacked(columns: list[Column]) -> dict[str, Tensor]:
-    """The texts of all columns, one below the other, padded on the right to one length.
-
-    Args:
-        columns: token ids and masks (B, T_c), padded on the right; the length T_c may differ
-            between columns.
-
-    Returns:
-        Model inputs (number of columns * B, max T_c).
+    """Model inputs (number of columns * B, max T_c) of columns (B, T_c), padded on the right.
 
     Raises:
         ValueError: a column holds other tensors.
@@ -107,9 +91,8 @@ class EmbeddingLoss:
         self.trainer = trainer
         self.columns, self.labels = trainer.collect_features(inputs)
         self.batch = stacked(self.columns)
-        self.batch["labels"] = torch.zeros_like(
-            self.batch["input_ids"][:, 0]
-        )  # marks the batch as labeled
+        # marks the batch as labeled
+        self.batch["labels"] = torch.zeros_like(self.batch["input_ids"][:, 0])
         self.tracked = False
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
@@ -131,17 +114,6 @@ class EmbeddingLoss:
         return loss, outputs
 
 
-@contextmanager
-def components_kept(trainer: Any) -> Iterator[None]:
-    """Leave out of the log of a loss's components what is counted within."""
-    kept = trainer.accum_loss_components
-    trainer.accum_loss_components = {mode: {} for mode in kept}
-    try:
-        yield
-    finally:
-        trainer.accum_loss_components = kept
-
-
 _NOT_ONCE = (
     "{} does not call the model exactly once for every column of texts, as methods need it: use a "
     "loss that does, such as MultipleNegativesRankingLoss without its cached form"
@@ -161,12 +133,11 @@ class Embedded(nn.Module):
 
     def forward(self, column: Column, **options: Any) -> dict[str, Any]:
         """The outputs of the texts of one column."""
-        number = self.calls
-        if number >= len(self.columns) or column is not self.columns[number]:
+        if self.calls >= len(self.columns) or column is not self.columns[self.calls]:
             raise ValueError(_NOT_ONCE.format("the loss"))
-        self.calls += 1
         size, length = column["input_ids"].shape
-        rows = slice(number * size, (number + 1) * size)
+        rows = slice(self.calls * size, (self.calls + 1) * size)
+        self.calls += 1
         outputs = {k: x[rows] for k, x in self.outputs.items() if isinstance(x, Tensor)}
         if "token_embeddings" in outputs:
             outputs["token_embeddings"] = outputs["token_embeddings"][:, :length]

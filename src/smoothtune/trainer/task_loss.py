@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -22,12 +23,8 @@ from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
 from smoothtune.nn.model_facts import added_loss, predicts_tokens, with_decoder_inputs
-from smoothtune.trainer.sentence_transformers import (
-    EmbeddingLoss,
-    components_kept,
-    is_embedding_trainer,
-)
-from smoothtune.trainer.trl import metrics_kept, trl_trainer
+from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
+from smoothtune.trainer.trl import trl_trainer
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
     Size,
@@ -39,6 +36,8 @@ from smoothtune.trainer.update_batches import (
 )
 from smoothtune.trainer.weighted_losses import ClassWeightedLoss, WeightedLoss
 
+COUNTS = ("_metrics", "_total_train_tokens", "accum_loss_components")
+"""What trainers of TRL and sentence-transformers count for their logs."""
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
 
 
@@ -193,7 +192,8 @@ class TrainerLoss:
         def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
             nonlocal passes
             passes += 1
-            with metrics_kept(self.trainer) if self._rewards and passes > 1 else nullcontext():
+            again = self._rewards and passes > 1
+            with _counts_dropped(self.trainer) if again else nullcontext():
                 if self._rewards:
                     refuse_parts(batch, inputs, "RewardTrainer")
                 value, outputs = loss_and_outputs(self.own(model, finite(batch), True, count))
@@ -235,7 +235,7 @@ class TrainerLoss:
             torch.no_grad(),
             evaluating(model),
             rng.isolated(device),
-            components_kept(self.trainer),
+            _counts_dropped(self.trainer),
         ):
             loss, _ = embedding(model, embedding.batch)
             own: Any = self.compute_loss(model, dict(inputs))
@@ -305,6 +305,17 @@ def zero(model: nn.Module, outputs: Any) -> Tensor:
             return 0 * outputs[name].sum()
     trained = (weight for weight in model.parameters() if weight.requires_grad)
     return torch.stack([0 * weight.flatten()[:1].sum().float() for weight in trained]).sum()
+
+
+@contextmanager
+def _counts_dropped(trainer: Any) -> Iterator[None]:
+    """Leave out of a trainer's logs what it counts within, of reward models and embeddings."""
+    own = {name: value for name, value in vars(trainer).items() if name in COUNTS}
+    vars(trainer).update(deepcopy(own))
+    try:
+        yield
+    finally:
+        vars(trainer).update(own)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

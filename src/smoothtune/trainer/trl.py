@@ -1,9 +1,7 @@
-"""TRL's SFTTrainer and RewardTrainer: checks of their settings, metrics."""
+"""TRL's SFTTrainer and RewardTrainer: checks of their settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from transformers import Trainer
@@ -18,9 +16,7 @@ def trl_trainer(trainer: Trainer) -> str | None:
 def trl_problems(trainer: Any) -> list[str]:
     """Reasons why a trainer of TRL is not supported, with what to change; empty if it is."""
     name, args = trl_trainer(trainer), trainer.args
-    if name is None:
-        return []
-    if name == "RewardTrainer":
+    if name in (None, "RewardTrainer"):
         return []
     if name != "SFTTrainer":
         return [
@@ -38,16 +34,3 @@ def trl_problems(trainer: Any) -> list[str]:
             "of one reaches the next: use 'bfd', or packing=False"
         )
     return wrong
-
-
-@contextmanager
-def metrics_kept(trainer: Any) -> Iterator[None]:
-    """Leave out of a RewardTrainer's metrics what it counts within."""
-    metrics, tokens = trainer._metrics["train"], trainer._total_train_tokens
-    kept = {name: list(values) for name, values in metrics.items()}
-    try:
-        yield
-    finally:
-        metrics.clear()
-        metrics.update(kept)
-        trainer._total_train_tokens = tokens

@@ -1,9 +1,6 @@
-"""Alternate labeled and unlabeled batches, for methods that need no labels.
+"""Alternate labeled and unlabeled batches, which have only the terms of methods.
 
-A batch without labels has no task loss, only the terms of methods that need none. This is
-the dual mode of JacHess, and what VAT was made for. Updates on terms alone, which
-`alternate="step"` and `"epoch"` have, are hardly smaller than the others under Adam, which divides
-by the size of the gradient.
+This is the dual mode of JacHess, and what VAT was made for.
 """
 
 from __future__ import annotations
@@ -47,12 +44,10 @@ class AlternatingBatches(BatchSampler):
             is filled up with the first ones.
         unlabeled: number of unlabeled rows.
         batch_size: rows of a batch.
-        alternate: "batch": in every update labeled batches come first, then as many unlabeled ones;
-            "step": labeled and unlabeled updates take turns; "epoch": an epoch's labeled updates
-            come first, then its unlabeled ones.
+        alternate: whether labeled and unlabeled batches take turns within an update, or updates of
+            one kind in turn ("step") or one after the other ("epoch"); labeled ones come first.
         group: batches of one update: accumulation steps times processes; even with "batch".
-        seed: decides the unlabeled rows, together with the epoch; and the order of the labeled
-            ones, if its sampler draws from the global generator.
+        seed: of the order, together with the epoch.
         lengths: of the unlabeled rows, to put those of similar length into a batch; None: not to.
     """
 
@@ -116,17 +111,12 @@ class AlternatingBatches(BatchSampler):
 
     @property
     def updates(self) -> int:
-        """Updates of an epoch that have labeled rows; "step" and "epoch" have as many without."""
+        """Of an epoch that have labeled rows; "step" and "epoch" have as many without."""
         return -(-self.labeled // (self.batch_size * self.turn))
 
 
 class WithoutLabels(Dataset):
-    """A dataset without its label columns.
-
-    Args:
-        rows: a map-style dataset of mappings.
-        names: names of the label columns.
-    """
+    """A map-style dataset without its label columns."""
 
     def __init__(self, rows: Any, names: tuple[str, ...]):
         self.rows, self.names = rows, names

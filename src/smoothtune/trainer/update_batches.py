@@ -35,12 +35,6 @@ class UpdateBatches(BatchSampler):
     >>> order = range(5)  # in place of a sampler
     >>> list(UpdateBatches(order, 2, accumulation=1, processes=2))
     [[0, 1], [2, 3], [-5], [4]]
-
-    Args:
-        sampler: the order of the rows.
-        size: rows of a batch.
-        accumulation: batches of a process in an update.
-        processes: number of processes.
     """
 
     batch_size: int | None = None  # type: ignore[assignment]  # accelerate: of any size
@@ -70,11 +64,6 @@ class EvaluationBatches(BatchSampler):
 
     >>> list(EvaluationBatches(7, 2, processes=2))
     [[0, 1], [2, 3], [4], [5], [6], [-7]]
-
-    Args:
-        rows: number of rows.
-        size: rows of a batch, at most.
-        processes: number of processes.
     """
 
     batch_size: int | None = None  # type: ignore[assignment]  # accelerate: of any size
@@ -99,12 +88,7 @@ class EvaluationBatches(BatchSampler):
 
 
 class MarkedRow(dict[str, Any]):
-    """A row whose batch says what it is: one that weighs nothing, or has no task loss.
-
-    Args:
-        row: model inputs.
-        mark: the name under which the batch has True.
-    """
+    """A row whose batch has True under the name of a mark."""
 
     def __init__(self, row: Mapping[str, Any], mark: str):
         super().__init__(row)
@@ -112,11 +96,7 @@ class MarkedRow(dict[str, Any]):
 
 
 class WithPaddingRows(Dataset):
-    """A dataset that has its padding rows under numbers below 0.
-
-    Args:
-        rows: a map-style dataset of mappings.
-    """
+    """A map-style dataset that has its padding rows under numbers below 0."""
 
     def __init__(self, rows: Any):
         self.rows = rows
@@ -135,11 +115,7 @@ class WithPaddingRows(Dataset):
 
 
 class MarkingCollator:
-    """Collates rows of one kind, and marks a batch of marked rows.
-
-    Args:
-        collate: the trainer's own.
-    """
+    """Collates rows of one kind, and marks a batch of marked rows."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]):
         self.collate = collate
@@ -179,13 +155,9 @@ def refuse_parts(batch: Mapping[str, Any], whole: Mapping[str, Any], trainer: st
 
 
 def counted_labels(batch: Mapping[str, Any], names: list[str]) -> str | None:
-    """The one tensor of labels over which a model's own loss is a mean, by name.
+    """Which one of the tensors of labels a model's own loss is a mean over.
 
     None if that is a mean over rows: labels are numbers, spans, several tensors or absent.
-
-    Args:
-        batch: model inputs.
-        names: of the label tensors.
     """
     present = [name for name in names if batch.get(name) is not None]
     labels = batch[present[0]] if len(present) == 1 else None
@@ -193,23 +165,12 @@ def counted_labels(batch: Mapping[str, Any], names: list[str]) -> str | None:
 
 
 def are_labels(labels: Tensor, *, shifted: bool) -> Tensor:
-    """Which labels count: those that are not -100.
-
-    Args:
-        labels: (B, ...).
-        shifted: the labels predict the next token, so the first position has none.
-    """
+    """Which labels (B, ...) count: not -100, nor, `shifted` to the next token, the first."""
     return (labels[..., 1:] if shifted and labels.ndim > 1 else labels) != IGNORED
 
 
 class UpdateParts:
-    """Sizes of the batches of the update at hand.
-
-    Args:
-        trainer: whose batches are counted.
-        size: of a batch as the trainer's loader gives it.
-        unlabeled: whether such a batch has no task loss.
-    """
+    """Sizes of the batches of the update at hand, as the trainer's loader gives them."""
 
     def __init__(
         self,
@@ -229,14 +190,7 @@ class UpdateParts:
         num_batches: int,
         device: torch.device,
     ) -> tuple[list[Any], Any]:
-        """Count the batches of an update before the first of them is used.
-
-        Args:
-            draw: the trainer's own method, of the arguments that follow.
-            epoch_iterator: gives the batches.
-            num_batches: of the update.
-            device: that they are used on.
-        """
+        """Count the batches of an update, as `draw`, the trainer's own method, takes them."""
         drawn = list(islice(epoch_iterator, num_batches))
         labeled = [batch for batch in drawn if not self.unlabeled(batch)]
         # the Trainer counts labels in every batch, if the first one has some
@@ -305,7 +259,7 @@ class UpdateParts:
 
 
 def _double(number: float | Tensor) -> float | Tensor:
-    """As numbers on the host are; not on MPS, which has no such type."""
+    """With 64 bits, as numbers on the host; not on MPS, which has no such type."""
     if not isinstance(number, Tensor) or number.device.type == "mps":
         return number
     return number.double()
