@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from smoothtune.core.attachment import holds
 from smoothtune.core.objective import Objective
@@ -25,25 +25,17 @@ from smoothtune.trainer.term_means import TermMeans
 
 logger = logging.getLogger(__name__)
 
-SCALING = ("model_accepts_loss_kwargs", "loss_is_scaled_for_ga")
-"""Attributes by which the Trainer decides how a loss is scaled."""
-
 
 class Binding(TrainerCallback):
-    """Connects an objective to the model of one trainer, from `attach` to `detach`.
-
-    Args:
-        trainer: a `Regularized` one.
-        objective: of the methods.
-    """
+    """Connects an objective to the model of one `Regularized`, from `attach` to `detach`."""
 
     def __init__(self, trainer: Trainer, objective: Objective):
         self.trainer: Any = trainer
         self.objective, self.attached = objective, False
         self.checkpoints = Checkpoints(trainer, objective)
         self.means = TermMeans(objective)
-        self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
-        self.own_scaling: dict[str, Any] = {}  # and what is put in their place
+        self.scaling: dict[str, Any] = {}  # attributes by which the Trainer scales a loss
+        self.own_scaling: dict[str, Any] = {}  # and what it had in their place
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.epoch = 0  # the one at hand, from 0 on
@@ -89,17 +81,19 @@ class Binding(TrainerCallback):
         """Scale the trainer's loss here, so that the Trainer takes the mean over the batches."""
         own = vars(self.trainer)
         self.task = TrainerLoss(self.trainer)
-        self.scaling = {name: own[name] for name in SCALING if name in own}
-        values = (self.task.accepts_loss_kwargs, False)
-        self.own_scaling = dict(zip(SCALING, values, strict=True))
-        own.update(self.own_scaling)
+        counts = self.task.accepts_loss_kwargs
+        self.scaling = {"model_accepts_loss_kwargs": counts, "loss_is_scaled_for_ga": False}
+        self.own_scaling = {name: own[name] for name in self.scaling if name in own}
+        own.update(self.scaling)
 
     def _give_loss_back(self) -> None:
         """What was set on the trainer meanwhile stays."""
         own = vars(self.trainer)
-        for name in [name for name in SCALING if own.get(name) == self.own_scaling[name]]:
-            del own[name]
-            own |= {name: self.scaling[name]} if name in self.scaling else {}
+        for name, value in self.scaling.items():
+            if own.get(name) == value:
+                del own[name]
+                if name in self.own_scaling:
+                    own[name] = self.own_scaling[name]
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Act on the updates of this optimizer, in place of another one."""
@@ -109,13 +103,12 @@ class Binding(TrainerCallback):
 
     def _compile(self) -> None:
         """With `torch_compile`, compile the blocks, and not the model as the Trainer would."""
-        model, plugin = self.trainer.model, self.trainer.accelerator.state.dynamo_plugin
-        if self.trainer.args.torch_compile:
+        model, args = self.trainer.model, self.trainer.args
+        if args.torch_compile:
+            plugin = self.trainer.accelerator.state.dynamo_plugin
             self.backend, plugin.backend = plugin.backend, DynamoBackend.NO
             if not any(map(is_compiled_block, model.modules())):
-                self.compiled = compile_blocks(
-                    model, backend=self.trainer.args.torch_compile_backend
-                )
+                self.compiled = compile_blocks(model, backend=args.torch_compile_backend)
 
     def _undo_compile(self) -> None:
         if self.backend is not None:
@@ -129,8 +122,7 @@ class Binding(TrainerCallback):
     def renew(self, trial: Any) -> None:
         """Begin again, with the methods as they were given: `train` will make a new model.
 
-        Args:
-            trial: of a hyperparameter search, which keeps its scores as the trainer's `objective`.
+        In a `trial` of a hyperparameter search, the trainer's `objective` is the score.
         """
         self.detach()
         methods = self.objective.regularizers.values()
@@ -149,12 +141,7 @@ class Binding(TrainerCallback):
         self.attach()
 
     def resume(self) -> None:
-        """Attach the methods again, for a further training of the same model.
-
-        Raises:
-            ValueError: the trainer has another model by now; what the methods remember is of the
-                first one.
-        """
+        """Attach the methods again, for a further training of the same model, and of no other."""
         if not holds(self.trainer.model, self.model):
             raise ValueError(
                 "trainer.model is another model than the one that the methods were prepared on: "
@@ -165,23 +152,9 @@ class Binding(TrainerCallback):
             self._take_loss()
         self.attach()
 
-    def read_rows(self) -> None:
-        """Let methods read the training rows."""
-        rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
-        for regularizer in self.objective.regularizers.values():
-            regularizer.read_training_rows(rows, tokenizer)
-
     # --- in a training -----------------------------------------------------------------------
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        train_dataloader: Any,
-        **_: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Bind the optimizer that is really used; load the methods' state, after the model's."""
         self.began_at = state.global_step
         if self.is_zero:  # its optimizer takes a step for every group of an update
@@ -190,20 +163,13 @@ class Binding(TrainerCallback):
             self.use(self.trainer.optimizer)
         accumulates = args.gradient_accumulation_steps > 1
         self.objective.expect(state.max_steps, accumulates=accumulates)
-        self.epoch, self.over = epochs_behind(train_dataloader, args, state) - 1, False
+        self.epoch = epochs_behind(objects["train_dataloader"], args, state) - 1
+        self.over = False
         self.checkpoints.go_on()
         self.means = TermMeans(self.objective)
         self.calls = self.objective.calls
 
-    def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        train_dataloader: Any,
-        **_: Any,
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Take no step after the last one; transformers would, resumed there within an epoch.
 
         The last one is that of `max_steps`, or the one at which a callback ended the training.
@@ -213,8 +179,8 @@ class Binding(TrainerCallback):
         if self.over:
             control.should_training_stop = True
         else:
-            set_epoch(train_dataloader, self.epoch)
-            self._calibrate(train_dataloader)
+            set_epoch(objects["train_dataloader"], self.epoch)
+            self._calibrate(objects["train_dataloader"])
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Just after the optimizer's step: have the losses of the update before checked.
@@ -233,9 +199,7 @@ class Binding(TrainerCallback):
             self.objective.after_step()
         self.objective.checks.turn()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Say which terms were held by their bound nearly always, or changed next to nothing."""
         if state.is_world_process_zero:
             for remark in self.objective.strengths.remarks():

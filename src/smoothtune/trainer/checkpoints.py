@@ -1,8 +1,6 @@
-"""Checkpoints that are complete or absent: a manifest of all files, written last and verified.
+"""Checkpoints that are complete or absent, as their manifest says, the last file to be written.
 
-A checkpoint is a folder with ``manifest.json``: size and sha256 of every file, and the run that
-wrote it. The manifest is the last file to be written and the first to be removed. A checkpoint that
-is written again is set aside first, so that a complete one is there at every moment.
+One that is written again is set aside first, so that a complete one is there at every moment.
 """
 
 from __future__ import annotations
@@ -84,12 +82,7 @@ class Checkpoints:
         return notes
 
     def go_on(self) -> None:
-        """Load the methods' state, and do what the resumed run did not come to after its save.
-
-        Raises:
-            CheckpointError: other methods have written it; or the best checkpoint is to be loaded
-                at the end, and is not there or not whole.
-        """
+        """Load the methods' state, and do what the resumed run did not come to after its save."""
         checkpoint = self.resumed_from
         if checkpoint is None:
             return
@@ -140,11 +133,7 @@ class Checkpoints:
             rng.set_state(self.trainer.args.device, self.drawn)
 
     def check_best(self, best: Path) -> None:
-        """Before the best checkpoint is loaded.
-
-        Raises:
-            CheckpointError: it was damaged meanwhile.
-        """
+        """Refuse a best checkpoint that is not there, or was damaged, before it is loaded."""
         if why := why_unusable(best, to_resume=False):
             raise CheckpointError(
                 f"{best} has the best score, and its weights are to be kept at the end, but {why}: "
@@ -167,14 +156,7 @@ class Checkpoints:
             args.save_total_limit = self.limit
 
     def save(self, write: Callable[..., None], model: Any, trial: Any = None) -> None:
-        """Around the trainer's `_save_checkpoint`: old ones go when the new one is complete.
-
-        Within `all_kept`.
-
-        Args:
-            write: the trainer's own method.
-            model: its arguments.
-            trial: as well.
+        """Within `all_kept`, around `write`, the trainer's own method, with its arguments.
 
         Raises:
             OutputError: it cannot be written; the checkpoint before it is as it was.

@@ -27,31 +27,28 @@ TIMES = ("_runtime", "_per_second")  # what the Trainer measures of an evaluatio
 def write_record(binding: Binding, folder: Path) -> None:
     """Write ``result.json``, with the keys that `smoothtune train` gives it.
 
-    Those are every field of every method, scores of the last evaluation, what was applied of terms
-    with a bound, steps and seconds (those after the checkpoint that a run was resumed from),
-    versions and fingerprints; task and data are not known here, and null. ``arguments`` and ``run``
-    come on top. Another's file of this name stays as it is, with a warning.
-
-    Args:
-        binding: of trainer and methods.
-        folder: that of the model.
+    The task is not known here, and null; steps and seconds are those after the checkpoint that a
+    run was resumed from. ``arguments`` and ``run`` come on top. Another's file of this name stays
+    as it is, with a warning.
     """
-    if _is_of_others(folder / RESULT):
+    path = folder / RESULT
+    if path.exists() and b'"method_versions"' not in path.read_bytes():
         warnings.warn(
-            f"{folder / RESULT} is not smoothtune's and stays: the record of the methods is not "
+            f"{path} is not smoothtune's and stays: the record of the methods is not "
             "written; save the model to another folder to have it",
             stacklevel=2,
         )
         return
     trainer, objective = binding.trainer, binding.objective
     methods, model = objective.regularizers, getattr(trainer.model, "config", None)
-    seconds = [entry["train_runtime"] for entry in _log(trainer) if "train_runtime" in entry]
+    log = trainer.state.log_history
+    seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
     source = getattr(model, "_name_or_path", "") or None
     content = {
         "task": None,
         "task_type": _task_type(trainer),
         "model": source,
-        "methods": {name: _fields(method) for name, method in methods.items()},
+        "methods": {name: method.settings() for name, method in methods.items()},
         "method_versions": {name: method.traits.version for name, method in methods.items()},
         "seed": trainer.args.seed,
         "metrics": last_scores(trainer),
@@ -68,14 +65,14 @@ def write_record(binding: Binding, folder: Path) -> None:
             "data": getattr(trainer.train_dataset, "_fingerprint", None),
             "base_commit": getattr(model, "_commit_hash", None),
         },
-        "log_history": trainer.state.log_history,
+        "log_history": log,
         "versions": versions(),
         "config": {"task": None, "model": source, "seed": trainer.args.seed},
         "arguments": trainer.args.to_sanitized_dict(),
         "run": describe_run(trainer, objective),
     }
     finite = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
-    write_json(folder / RESULT, finite)
+    write_json(path, finite)
 
 
 def last_scores(trainer: Trainer) -> dict[str, float]:
@@ -85,7 +82,8 @@ def last_scores(trainer: Trainer) -> dict[str, float]:
     were kept. Several validation sets have an entry in the log each. Empty if there was none.
     """
     ended, step, scores = False, None, dict[str, Any]()
-    for entry in reversed(_log(trainer)):
+    log: list[dict[str, Any]] = trainer.state.log_history
+    for entry in reversed(log):
         ended |= "train_runtime" in entry
         own = {
             name.removeprefix("eval_"): value
@@ -116,7 +114,13 @@ def extend_card(trainer: Trainer, objective: Objective, path: Path) -> None:
         card.data.eval_results = _scores(trainer)
         card.data.model_name = Path(str(trainer.args.output_dir)).name
     if HEADING not in card.text:
-        methods = {name: _fields(method) for name, method in objective.regularizers.items()}
+        methods = {
+            name: {
+                field: list(value) if isinstance(value, tuple) else value
+                for field, value in method.settings().items()
+            }
+            for name, method in objective.regularizers.items()
+        }
         section = render(
             "regularization.md.jinja",
             {"heading": HEADING, "methods": methods, "versions": versions()},
@@ -127,8 +131,7 @@ def extend_card(trainer: Trainer, objective: Objective, path: Path) -> None:
 
 def _scores(trainer: Trainer) -> list[EvalResult] | None:
     """As the hub reads them; of data that the Trainer has no name for."""
-    task = _task_type(trainer)
-    scores = last_scores(trainer)
+    task, scores = _task_type(trainer), last_scores(trainer)
     if task is None or not scores:
         return None
     return [
@@ -156,24 +159,8 @@ def _task_type(trainer: Trainer) -> str | None:
     return None
 
 
-def _is_of_others(path: Path) -> bool:
-    return path.exists() and b'"method_versions"' not in path.read_bytes()
-
-
 def _rows(dataset: Any) -> Any:
     """Number of rows; None where it is not known."""
     if isinstance(dataset, dict):  # several, by name
         return {name: _rows(each) for name, each in dataset.items()}
     return len(dataset) if hasattr(dataset, "__len__") else None
-
-
-def _log(trainer: Trainer) -> list[dict[str, Any]]:
-    return list(trainer.state.log_history)
-
-
-def _fields(method: Any) -> dict[str, Any]:
-    """Fields of a method as JSON has them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in method.settings().items()
-    }

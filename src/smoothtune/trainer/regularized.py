@@ -52,12 +52,12 @@ class Regularized(Trainer):
                 binding.resume()
             if notes := binding.checkpoints.choose(resume_from_checkpoint):
                 warnings.warn("; ".join(notes), stacklevel=2)
-            binding.read_rows()
+            for method in binding.objective.regularizers.values():
+                method.read_training_rows(self.train_dataset, self.processing_class)
             checkpoint = binding.checkpoints.resumed_from
             with binding.checkpoints.all_kept():
-                output = super().train(
-                    resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs
-                )
+                resumed = None if checkpoint is None else str(checkpoint)
+                output = super().train(resume_from_checkpoint=resumed, **kwargs)
             if isinstance(output, TrainOutput):  # whose metrics `log` has had
                 applied = output.metrics.get("train_loss", output.training_loss)
                 return output._replace(training_loss=applied)
@@ -148,7 +148,7 @@ class Regularized(Trainer):
             row_share=prepared.row_share,
             declared_loss=binding.task.is_declared,
         )
-        self._binding.means.add(binding.objective.terms, *prepared.log_weights)
+        binding.means.add(binding.objective.terms, *prepared.log_weights)
         if not DIVIDES:
             loss = loss / undivided(self, num_items_in_batch)
         return (loss, None) if return_outputs else loss

@@ -58,9 +58,6 @@ class TrainerLoss:
     own counts as its trainer would count it: as normalized over the update by `num_items_in_batch`,
     where the Trainer gives it that; as it declares by `loss_is_scaled_for_ga`; else as a mean that
     weighs the same for every batch.
-
-    Args:
-        trainer: a `Regularized` one.
     """
 
     def __init__(self, trainer: Any):
@@ -75,13 +72,12 @@ class TrainerLoss:
         self.takes_count = takes(self.compute_loss, "num_items_in_batch")
         self.takes_outputs = takes(self.compute_loss, "return_outputs")
         self.normalized = self.kind == "own" and counted and self.takes_count
-        self.accepts_loss_kwargs = self.kind == "next token" or (
-            self.kind == "declared" and counted
-        )
+        declares_count = self.kind == "declared" and counted
+        self.accepts_loss_kwargs = self.kind == "next token" or declares_count
         self.is_declared = self.kind in ("stock", "next token") and not self.smoothing
         self.label_names = list(dict.fromkeys([*(trainer.label_names or ()), "labels"]))
         self._weighs = isinstance(trainer.compute_loss_func, WeightedLoss)
-        self._shifts = loss_shifts_labels(trainer)
+        self._are_labels = partial(are_labels, shifted=loss_shifts_labels(trainer))
         self._rewards = trl_trainer(trainer) == "RewardTrainer"
         self._counts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by id and version
         self.parts = UpdateParts(trainer, self._size, self._is_unlabeled)
@@ -117,9 +113,7 @@ class TrainerLoss:
             batch = self._sequences(batch)
             return Size(rows_of(batch), target_mask(batch).sum())
         rows, name = rows_of(batch), self._counted_labels(batch)
-        if name is None:
-            return Size(rows, rows)
-        return Size(rows, self._count(batch[name]))
+        return Size(rows, rows if name is None else self._count(batch[name]))
 
     def _count(self, labels: Tensor) -> Tensor:
         """() how many labels count, or what they weigh; once for every tensor of an update."""
@@ -147,9 +141,6 @@ class TrainerLoss:
         """Whether the loss is normalized by the number of labels that it is given."""
         return "labels" in batch and (self.normalized or self.kind == "function")
 
-    def _are_labels(self, labels: Tensor) -> Tensor:
-        return are_labels(labels, shifted=self._shifts)
-
     def _num_items(self, batch: Mapping[str, Any]) -> Tensor:
         """() what the Trainer would give for `num_items_in_batch`, at least 1."""
         return self._are_labels(batch["labels"]).sum().clamp(min=1)
@@ -161,12 +152,7 @@ class TrainerLoss:
     # --- one batch ---------------------------------------------------------------------------
 
     def prepare(self, inputs: dict[str, Any], num_items_in_batch: Any) -> Prepared:
-        """Model inputs, task loss and share of one batch.
-
-        Args:
-            inputs: the batch in training; with `unlabeled`, it has no task loss.
-            num_items_in_batch: what the Trainer has counted, for a loss that uses it.
-        """
+        """Model inputs, task loss and share of one batch in training."""
         unlabeled = self._is_unlabeled(inputs)
         rows, items = self.parts.shares(inputs, unlabeled)
         weights = self.parts.log_weights(unlabeled)
@@ -223,11 +209,7 @@ class TrainerLoss:
         return finite
 
     def _compare(self, inputs: dict[str, Any]) -> None:
-        """Once, compare the loss from one forward with the trainer's own, dropout off.
-
-        Raises:
-            ValueError: they differ.
-        """
+        """Once, refuse a loss that is another from one forward than the trainer's, dropout off."""
         self.compared, model = True, self.trainer.model
         embedding = EmbeddingLoss(self.trainer, inputs)
         device = device_of(embedding.batch)

@@ -12,11 +12,7 @@ from smoothtune.core.objective import Objective
 
 
 class TermMeans:
-    """Means of terms since the last log of a training, kept on the device until they are read.
-
-    Args:
-        objective: whose terms are added; made where the training begins.
-    """
+    """Means of an objective's terms since the last log of a training; on the device till then."""
 
     def __init__(self, objective: Objective):
         self.objective = objective
@@ -29,10 +25,10 @@ class TermMeans:
         self.first_step = self.step = objective.step
 
     def add(self, terms: dict[str, Tensor], of_update: float, of_kind: float) -> None:
-        """Add the terms of a batch; an update counts once, however many batches it has.
+        """Add the terms () of a batch; an update counts once, however many batches it has.
 
         Args:
-            terms: () by name.
+            terms: by name.
             of_update: part of its update's batches that it is, by which losses add up.
             of_kind: part of those of its kind.
         """
@@ -45,17 +41,16 @@ class TermMeans:
             self.counts[name] += of_kind
 
     def read(self, loss: float, accelerator: Accelerator) -> dict[str, float]:
-        """The means, over processes too.
+        """The means, over processes too; of `loss`, what the batches have returned, as well.
 
         Terms with a bound are as they were applied, and the loss, too: what a batch has returned
         knows nothing of the other batches and processes of its update.
-
-        Args:
-            loss: the mean of what the batches have returned, over the updates.
-            accelerator: of the trainer.
         """
-        means = {name: x.float() / self.counts[name] for name, x in self.sums.items()}
-        logs = {"loss": loss} | _over_processes(means, accelerator)
+        logs, names = {"loss": loss}, sorted(self.sums)
+        if names:
+            means = torch.stack([self.sums[name].float() / self.counts[name] for name in names])
+            values = accelerator.reduce(means, reduction="mean").tolist()
+            logs |= dict(zip(names, values, strict=True))
         self.sums.clear()
         self.counts.clear()
         strengths = self.objective.strengths
@@ -69,11 +64,7 @@ class TermMeans:
         return logs
 
     def read_excess(self, accelerator: Accelerator) -> float:
-        """What was applied of the bounded terms, less what batches returned; a mean over updates.
-
-        Args:
-            accelerator: of the trainer.
-        """
+        """What was applied of bounded terms, less what batches returned; a mean over updates."""
         steps = self.objective.strengths.step - self.first_step
         whole = self._since(self.begun, accelerator).values()
         return sum(applied - returned for *_, applied, returned in whole) / max(steps, 1)
@@ -83,12 +74,3 @@ class TermMeans:
         sums = self.objective.strengths.sums
         new = {name: x - before[name].to(x) if name in before else x for name, x in sums.items()}
         return {name: accelerator.reduce(x, reduction="mean").tolist() for name, x in new.items()}
-
-
-def _over_processes(means: dict[str, Tensor], accelerator: Accelerator) -> dict[str, float]:
-    """Means of () tensors, in the order of their names."""
-    if not means:
-        return {}
-    names = sorted(means)
-    values = accelerator.reduce(torch.stack([means[name] for name in names]), reduction="mean")
-    return dict(zip(names, values.tolist(), strict=True))
