@@ -50,12 +50,14 @@ def with_weight(method: Regularizer) -> Regularizer:
 
 def reaches_parameters(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """The gradient is finite, and a loss term has its part in it."""
-    method = with_weight(make())
-    (plain, _), (gradient, _) = _without_and_with(method, architecture, on, raw=True)
-    for each in (plain, gradient):
-        assert torch.isfinite(each).all(), "the gradient is not finite"
-        assert each.any(), "the gradient is zero"
-    same = isinstance(method, LossTerm) and torch.equal(plain, gradient)
+    gradients = []
+    for regularizers in [(), (with_weight(make()),)]:
+        model = on.make_model(architecture, dropout=0.2)
+        torch.manual_seed(3)
+        gradients.append(_gradient(Objective(*regularizers), model, on.make_batch(), raw=True))
+        assert torch.isfinite(gradients[-1]).all(), "the gradient is not finite"
+        assert gradients[-1].any(), "the gradient is zero"
+    same = isinstance(make(), LossTerm) and torch.equal(*gradients)
     assert not same, "the loss changes no gradient"
 
 
@@ -64,10 +66,15 @@ def off_at_weight_zero(make: MakeMethod, architecture: str, on: Models = TINY) -
     method = with_weight(make())
     if not isinstance(method, Penalty):
         return
-    off = type(method)(**method.settings() | {"weight": 0.0})
-    (plain, draw), (gradient, draw_after) = _without_and_with(off, architecture, on)
-    assert torch.equal(plain, gradient), "weight 0 changes the gradient"
-    assert torch.equal(draw, draw_after), "weight 0 draws from torch's generator"
+    settings = method.settings() | {"weight": 0.0}
+    results = []
+    for regularizers in [(), (type(method)(**settings),)]:
+        model = on.make_model(architecture, dropout=0.2)
+        torch.manual_seed(3)
+        gradient = _gradient(Objective(*regularizers), model, on.make_batch())
+        results.append((gradient, torch.rand(1)))
+    assert torch.equal(results[0][0], results[1][0]), "weight 0 changes the gradient"
+    assert torch.equal(results[0][1], results[1][1]), "weight 0 draws from torch's generator"
 
 
 def leaves_ambient_draws(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
@@ -113,7 +120,10 @@ def is_mean_over_examples(make: MakeMethod, architecture: str, on: Models = TINY
         assert {"DDP", "FSDP2"} <= set(REFUSED["ascends in weights"])
         return
     with fixed_draws(), all_in_float64():
-        state = _measured(with_weight(make()), architecture, on)
+        model = on.make_model(architecture)
+        objective = Objective(with_weight(make())).attach(model)
+        objective(model, on.make_batch())
+        state = objective.state_dict()
         whole, first, second = (
             _gradient(
                 Objective(with_weight(make())),
@@ -137,7 +147,9 @@ def is_unbiased_on_a_part(make: MakeMethod, architecture: str, on: Models = TINY
     if halves is None:
         return
     with fixed_draws(), all_in_float64():
-        state = _measured(method, architecture, on)
+        objective = Objective(method).attach(on.make_model(architecture))
+        objective(objective.model, on.make_batch())
+        state = objective.state_dict()
 
         def gradient(*regularizers: Regularizer, rows: tuple[int, ...] = ()) -> Tensor:
             with mock.patch.object(
@@ -269,27 +281,6 @@ CLAUSES = [
     resumes,
     survives_checkpointing,
 ]
-
-
-def _without_and_with(
-    method: Regularizer, architecture: str, on: Models, *, raw: bool = False
-) -> list[tuple[Tensor, Tensor]]:
-    """The gradient of plain fine-tuning and of a method, each with a number drawn after it."""
-    results = []
-    for regularizers in [(), (method,)]:
-        model = on.make_model(architecture, dropout=0.2)
-        torch.manual_seed(3)
-        gradient = _gradient(Objective(*regularizers), model, on.make_batch(), raw=raw)
-        results.append((gradient, torch.rand(1)))
-    return results
-
-
-def _measured(method: Regularizer, architecture: str, on: Models) -> dict[str, Tensor]:
-    """A method's state after its first batch."""
-    model = on.make_model(architecture)
-    objective = Objective(method).attach(model)
-    objective(model, on.make_batch())
-    return objective.state_dict()
 
 
 def _gradient(

@@ -25,11 +25,10 @@ from smoothtune.trainer.manifest import (
     ASIDE,
     STATE_FILE,
     about,
-    by_age,
-    check_run,
     checkpoints_in,
     files_of_others,
     is_committed,
+    manifest_of,
     newest,
     nothing_to_resume,
     order,
@@ -38,7 +37,7 @@ from smoothtune.trainer.manifest import (
     why_unusable,
     write_manifest,
 )
-from smoothtune.trainer.run_record import describe_run
+from smoothtune.trainer.run_record import describe_run, differences
 
 
 class Checkpoints:
@@ -77,7 +76,11 @@ class Checkpoints:
                     "start a new run"
                 )
             notes = about(checkpoint)
-        check_run(checkpoint, self.run)
+        if changed := differences(manifest_of(checkpoint)["run"], self.run):
+            raise CheckpointError(
+                f"{checkpoint} was written by a different run ({changed}): resume with the same "
+                "settings, or start a new run from its weights with from_pretrained"
+            )
         self.resumed_from = checkpoint
         return notes
 
@@ -208,8 +211,12 @@ class Checkpoints:
             return
         best = self.trainer.state.best_model_checkpoint
         kept = {new, Path(best)} if best else {new}
-        others = [path for path in by_age(new.parent) if path not in kept]
-        others.sort(key=is_committed)  # first those without
+        times = {path: path.stat().st_mtime for path in checkpoints_in(new.parent)}
+        apart = max(times.values()) - min(times.values()) >= 1  # else those of a copy
+        others = sorted(
+            times.keys() - kept,
+            key=lambda path: (is_committed(path), times[path] if apart else 0, order(path)),
+        )
         for old in others[: max(0, len(others) + len(kept) - max(self.limit, len(kept)))]:
             with suppress(OSError):
                 remove(old)

@@ -27,16 +27,12 @@ HEADROOM = 0.05
 
 @dataclass
 class StepCost:
-    """Measurements of whole updates, plain and with methods in alternation."""
+    """Seconds of whole updates by round, and their peak memory above that before, in bytes."""
 
     plain: list[float]
-    """Seconds of plain steps, one for each round."""
     methods: list[float]
-    """Seconds of steps with the methods."""
     plain_memory: int | None = None
-    """Peak memory of a plain step above that before it, in bytes."""
     methods_memory: int | None = None
-    """The same with the methods."""
 
     @property
     def plain_seconds(self) -> float:
@@ -79,9 +75,6 @@ def measure_step_cost(
         batches: a few batches of tensors, one round each.
         memory: measure memory too (Linux or CUDA).
         autocast: the 16-bit type that the run computes in; None: that of the weights.
-
-    Returns:
-        The measurements, by round.
     """
     device = next(model.parameters()).device
     devices = [device] if device.type != "cpu" else []
@@ -148,10 +141,9 @@ class Stepper:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Peak memory of a process that trains, by the number of rows in a batch."""
+    """Peak memory of a process that trains, by two numbers of rows, the smaller one first."""
 
     bytes_by_rows: dict[int, int]
-    """Of two numbers of rows, the smaller one first."""
 
     @property
     def bytes_per_row(self) -> float:
@@ -160,15 +152,10 @@ class MemoryEstimate:
         return (high - low) / (large - small)
 
     def largest_batch(self, budget: int) -> int | None:
-        """The most rows whose peak stays below a budget, less `HEADROOM`; 0 if not even one does.
+        """The most rows whose peak stays below a budget in bytes, less `HEADROOM`; perhaps 0.
 
-        Memory is taken to grow by the same number of bytes with every row, as activations do.
-
-        Args:
-            budget: in bytes.
-
-        Returns:
-            The rows; None where a row takes too little to be seen in the measurement.
+        Memory is taken to grow by the same number of bytes with every row, as activations do. None
+        where a row takes too little to be seen in the measurement.
         """
         if self.bytes_per_row <= 0:
             return None
@@ -190,7 +177,7 @@ def estimate_memory(
 
     Args:
         model: on its device; its weights change.
-        regularizers: attached to it.
+        regularizers: for this measurement alone.
         make_batch: makes a batch of so many rows.
         rows: a smaller and a larger number of rows.
 

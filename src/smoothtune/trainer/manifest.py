@@ -1,6 +1,6 @@
-"""What makes a checkpoint complete: a manifest with size and sha256 of every file, written last.
+"""What makes a checkpoint complete: a manifest with size and sha256 of every file.
 
-A folder without one is no checkpoint, whatever else it holds.
+It is the last file to be written, and the first to be removed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smoothtune.errors import CheckpointError, OutputError, changed_fields
+from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import PARTIAL, read_json, sha256, versions, write_json
-from smoothtune.trainer.run_record import differences
 
 MANIFEST = "manifest.json"
 STATE_FILE = "smoothtune.safetensors"
@@ -44,12 +43,10 @@ _REQUIRED = {  # what an exact resume reads: usual name, what it is, and names i
 
 
 class ResumePoint(NamedTuple):
-    """The checkpoint to resume from."""
+    """The checkpoint to resume from, if there is one, and what the user should know of it."""
 
     folder: Path | None
-    """None: there is no complete one."""
     notes: list[str]
-    """What the user should know: checkpoints passed over and why."""
 
 
 def newest(folder: Path) -> ResumePoint:
@@ -66,9 +63,7 @@ def newest(folder: Path) -> ResumePoint:
 def why_unusable(checkpoint: Path, *, to_resume: bool = True) -> str:
     """What is missing or changed in a checkpoint; empty if it can be used.
 
-    Args:
-        checkpoint: the folder.
-        to_resume: to go on from it, which needs more than its weights.
+    `to_resume` needs more than its weights.
     """
     try:
         if not checkpoint.is_dir():
@@ -89,22 +84,16 @@ def is_committed(checkpoint: Path) -> bool:
     return (checkpoint / MANIFEST).exists()
 
 
-def check_run(checkpoint: Path, run: dict[str, Any]) -> None:
-    """Refuse a checkpoint that another run wrote.
-
-    Raises:
-        CheckpointError: model, methods or settings differ; the message shows where.
-    """
-    if changed := differences(_manifest(checkpoint)["run"], run):
-        raise CheckpointError(
-            f"{checkpoint} was written by a different run ({changed}): resume with the same "
-            f"settings, or start a new run from its weights with from_pretrained"
-        )
+def manifest_of(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint that is complete."""
+    manifest = read_json(checkpoint / MANIFEST)
+    assert manifest is not None
+    return manifest
 
 
 def about(checkpoint: Path) -> list[str]:
     """What the user should know of a complete checkpoint: that it was written elsewhere."""
-    changed = changed_fields(_manifest(checkpoint)["environment"], environment())
+    changed = changed_fields(manifest_of(checkpoint)["environment"], _environment())
     if not changed:
         return []
     return [
@@ -113,8 +102,8 @@ def about(checkpoint: Path) -> list[str]:
     ]
 
 
-def environment() -> dict[str, str | int]:
-    """What decides the last bits of a run beside what `describe_run` says: software and threads."""
+def _environment() -> dict[str, str | int]:
+    """What decides the last bits of a run beside what `describe_run` says."""
     software = {name: version for name, version in versions().items() if name in BITS}
     return {**software, "threads": torch.get_num_threads()}
 
@@ -122,19 +111,16 @@ def environment() -> dict[str, str | int]:
 def write_manifest(
     checkpoint: Path, run: dict[str, Any], others: Collection[str] = frozenset()
 ) -> None:
-    """Make a checkpoint complete: all its files reach the disk, then their list.
+    """Make a checkpoint complete: all its files but those of `others` reach the disk, then a list.
 
-    Args:
-        checkpoint: the folder.
-        run: what a resumed run must have in common with the one that wrote it.
-        others: names of files that were there before.
+    `run` is what a resumed run must have in common with this one.
     """
     files = {}
     for name, path in _files(checkpoint).items():
         if name not in others:
             _sync(path)
             files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    content = {"files": files, "run": run, "environment": environment()}
+    content = {"files": files, "run": run, "environment": _environment()}
     write_json(checkpoint / MANIFEST, content)
     for folder in (checkpoint, checkpoint.parent):
         with suppress(OSError):  # not every system opens folders
@@ -142,10 +128,7 @@ def write_manifest(
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; one that is half removed is not taken for a complete one.
-
-    Files of others in it stay.
-    """
+    """Remove a checkpoint, and no files of others; half removed it is not complete."""
     if others := files_of_others(checkpoint):
         (checkpoint / MANIFEST).unlink(missing_ok=True)
         for name, path in _files(checkpoint).items():
@@ -194,13 +177,6 @@ def nothing_to_resume(folder: Path) -> str:
 # --- verifying -------------------------------------------------------------------------------
 
 
-def _manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint that is complete."""
-    manifest = read_json(checkpoint / MANIFEST)
-    assert manifest is not None
-    return manifest
-
-
 def _why_changed(checkpoint: Path, manifest: dict[str, Any]) -> str:
     """The first file that is not as the manifest says."""
     listed, *others = (manifest.get(name) for name in ("files", "run", "environment"))
@@ -241,17 +217,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     folders = [path for path in named if path.is_dir() and not path.is_symlink()]
     return [path for path in folders if any(p.name.endswith(_READ) for p in path.iterdir())]
-
-
-def by_age(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the oldest first.
-
-    By their steps, if their times are less than a second apart: they are a copy's then, or those of
-    a file system that keeps none.
-    """
-    times = {path: path.stat().st_mtime for path in checkpoints_in(folder)}
-    apart = max(times.values(), default=0) - min(times.values(), default=0) >= 1
-    return sorted(times, key=lambda path: (times[path] if apart else 0, order(path)))
 
 
 def order(checkpoint: Path) -> tuple[int, bool]:

@@ -224,11 +224,7 @@ class Regularized(Trainer):
 
 
 def put_in_front(trainer: Trainer) -> Callable[[], None]:
-    """Make a trainer `Regularized`, which comes before its class and its own attributes.
-
-    Returns:
-        Gives the trainer its class back.
-    """
+    """Make a trainer `Regularized`, before its class and its own attributes; returns the undo."""
     cls, own = type(trainer), vars(trainer)
     methods = {name: own.pop(name) for name in vars(Regularized) if name in own}
     base = type(cls.__name__, (cls,), {name: staticmethod(f) for name, f in methods.items()})

@@ -79,7 +79,6 @@ class TrainerLoss:
         self._weighs = isinstance(trainer.compute_loss_func, WeightedLoss)
         self._are_labels = partial(are_labels, shifted=loss_shifts_labels(trainer))
         self._rewards = trl_trainer(trainer) == "RewardTrainer"
-        self._counts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by id and version
         self.parts = UpdateParts(trainer, self._size, self._is_unlabeled)
 
     def _kind(self) -> Kind:
@@ -116,18 +115,10 @@ class TrainerLoss:
         return Size(rows, rows if name is None else self._count(batch[name]))
 
     def _count(self, labels: Tensor) -> Tensor:
-        """() how many labels count, or what they weigh; once for every tensor of an update."""
-        key = (id(labels), labels._version)
-        if key in self._counts:
-            return self._counts[key][1]
+        """() how many labels count, or what they weigh."""
         if isinstance(self.trainer.compute_loss_func, ClassWeightedLoss):
-            count = self.trainer.compute_loss_func.total(labels)
-        else:
-            count = self._are_labels(labels).sum()
-        if len(self._counts) > self.parts.batches:
-            self._counts.clear()
-        self._counts[key] = labels, count  # the tensor too, as its id is its own for so long
-        return count
+            return self.trainer.compute_loss_func.total(labels)
+        return self._are_labels(labels).sum()
 
     def _counted_labels(self, batch: Mapping[str, Any]) -> str | None:
         """The tensor over whose labels the loss is a mean, by name; None if that is over rows."""
@@ -196,15 +187,10 @@ class TrainerLoss:
         dtype = torch.float if name is None else batch[name].dtype
         if name is None or not by_labels or dtype.is_floating_point or not dtype.is_signed:
             return dict
-        own = batch[name]
-        some = self._count(own) > 0
-        of_own = torch.where(some, own, own.clamp(min=0))
+        some = self._count(batch[name]) > 0
 
-        def finite(batch: dict[str, Any]) -> dict[str, Any]:
-            labels = batch[name]
-            if labels is not own:  # those of some rows
-                return batch | {name: torch.where(some, labels, labels.clamp(min=0))}
-            return batch | {name: of_own}
+        def finite(batch: dict[str, Any]) -> dict[str, Any]:  # perhaps some of the rows
+            return batch | {name: torch.where(some, batch[name], batch[name].clamp(min=0))}
 
         return finite
 

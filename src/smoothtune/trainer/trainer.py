@@ -134,11 +134,7 @@ def regularize(
 
 
 def save_checkpoint(trainer: Trainer) -> None:
-    """Write a checkpoint of a regularized trainer after `train()`, to resume at its last step.
-
-    Raises:
-        OutputError: it cannot be written; the checkpoint before it is as it was.
-    """
+    """Write a checkpoint of a regularized trainer after `train()`, to resume at its last step."""
     binding: Binding = cast(Regularized, trainer)._binding
     binding.attach()
     try:

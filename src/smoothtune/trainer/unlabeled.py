@@ -131,12 +131,7 @@ class WithoutLabels(Dataset):
 
 
 def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -> DataLoader:
-    """A loader of the trainer's training data that alternates with unlabeled batches.
-
-    Raises:
-        ValueError: one of the datasets has no length, or the unlabeled one has no rows; or batches
-            are to be balanced over processes.
-    """
+    """A loader of the trainer's training data that alternates with unlabeled batches."""
     args, labeled = trainer.args, trainer.train_dataset
     if not isinstance(labeled, Sized) or not isinstance(unlabeled, Sized):
         raise ValueError("labeled and unlabeled data must have a length: use map-style datasets")

@@ -2,11 +2,8 @@
 
 accelerate fills the last update of an epoch with rows from its beginning, so that all processes
 have full batches. Here it is cut as evenly as it can be. A process for which no row is left gets a
-padding row, which weighs nothing.
-
-The Trainer takes the plain mean over the batches of an update. A mean over all their rows needs a
-factor for each: its rows, divided by the mean number of rows of the batches. An update of labeled
-and unlabeled batches is the sum of the two means.
+padding row, which weighs nothing. The Trainer takes the plain mean over the batches: for one over
+their rows, each gets its rows, divided by the mean number of rows, as a factor.
 """
 
 from __future__ import annotations
@@ -142,11 +139,7 @@ def rows_of(batch: Mapping[str, Any]) -> int:
 
 
 def refuse_parts(batch: Mapping[str, Any], whole: Mapping[str, Any], trainer: str) -> None:
-    """Refuse some rows of a batch to a loss that compares rows with one another.
-
-    Raises:
-        ValueError: `batch` has fewer rows than `whole`.
-    """
+    """Refuse some rows of a batch to a loss that compares rows with one another."""
     if rows_of(batch) < rows_of(whole):
         raise ValueError(
             f"rows below 1 does not work with {trainer}, whose loss compares rows of a batch: "
