@@ -15,7 +15,7 @@ from helpers.tiny_folder import tiny_tokenizer
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, LabelSmoothing, regularize
 from smoothtune.core.regularizer import LossTerm, TaskLoss
 from smoothtune.testing import all_in_float64, fixed_draws, with_weight
-from smoothtune.trainer.trl import trl_problems
+from smoothtune.trainer.compatibility import trl_problems
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'smoothtune[trl]'")
 

@@ -28,8 +28,7 @@ from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,
 )
-from smoothtune.trainer.task_loss import TrainerLoss
-from smoothtune.trainer.trl import trl_problems
+from smoothtune.trainer.task_loss import TrainerLoss, trl_trainer
 from smoothtune.trainer.unlabeled import Alternate
 
 LOADER = "get_train_dataloader"
@@ -95,6 +94,29 @@ def scaling_problems(loss: TrainerLoss) -> list[str]:
         "trainer.model_accepts_loss_kwargs = True if the loss divides by that number, or "
         "loss_is_scaled_for_ga = False if it is the mean of a batch"
     ]
+
+
+def trl_problems(trainer: Any) -> list[str]:
+    """Reasons why a trainer of TRL is not supported, with what to change; empty if it is."""
+    name, args = trl_trainer(trainer), trainer.args
+    if name in (None, "RewardTrainer"):
+        return []
+    if name != "SFTTrainer":
+        return [
+            f"TRL's {name} runs the model several times for one loss, or a second model: "
+            "SFTTrainer and RewardTrainer work"
+        ]
+    wrong = []
+    if args.loss_type != "nll":
+        wrong.append(f"loss_type={args.loss_type!r} of SFTTrainer is not verified: use 'nll'")
+    if trainer.aux_loss_enabled:
+        wrong.append("router losses are not verified: set router_aux_loss_coef=0")
+    if args.packing and args.packing_strategy == "wrapped":
+        wrong.append(
+            "packing_strategy='wrapped' lets documents attend to one another, so a perturbation "
+            "of one reaches the next: use 'bfd', or packing=False"
+        )
+    return wrong
 
 
 def sharding_problems(trainer: Trainer) -> list[str]:

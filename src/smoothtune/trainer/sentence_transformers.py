@@ -147,17 +147,16 @@ class Embedded(nn.Module):
 @contextmanager
 def _substituted(loss: nn.Module, embedded: Embedded) -> Iterator[None]:
     """Put `embedded` wherever the loss, or a loss within it, holds the model."""
-    owners = [
-        module
+    models = {
+        module: held
         for module in loss.modules()
         if (held := module._modules.get("model")) is not None
         and hasattr(unwrap(held), "transformers_model")  # a teacher model keeps its place
-    ]
-    models = [module._modules["model"] for module in owners]
-    for module in owners:
+    }
+    for module in models:
         module._modules["model"] = embedded
     try:
         yield
     finally:
-        for module, model in zip(owners, models, strict=True):
+        for module, model in models.items():
             module._modules["model"] = model

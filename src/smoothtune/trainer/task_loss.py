@@ -24,7 +24,6 @@ from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
 from smoothtune.nn.model_facts import added_loss, predicts_tokens, with_decoder_inputs
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
-from smoothtune.trainer.trl import trl_trainer
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
     Size,
@@ -284,6 +283,12 @@ def _counts_dropped(trainer: Any) -> Iterator[None]:
         yield
     finally:
         vars(trainer).update(own)
+
+
+def trl_trainer(trainer: Trainer) -> str | None:
+    """Name of the class of TRL that a trainer is or inherits from; None for other trainers."""
+    classes = (cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl."))
+    return next((cls.__name__ for cls in classes if not cls.__name__.startswith("_")), None)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
