@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +37,6 @@ class Binding(TrainerCallback):
         self.means = TermMeans(objective)
         self.scaling: dict[str, Any] = {}  # attributes by which the Trainer scales a loss
         self.own_scaling: dict[str, Any] = {}  # and what it had in their place
-        self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
-        self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.epoch = 0  # the one at hand, from 0 on
         self.began_at = 0  # update of the checkpoint that the training was resumed from
         self.calls = 0  # of the objective, when the training began
@@ -53,15 +52,13 @@ class Binding(TrainerCallback):
         if self.attached:
             return
         trainer = self.trainer
-        self._compile()
-        try:
+        with ExitStack() as undo:
+            self._compile(undo)
+            undo.callback(self.objective.detach)
             self.objective.attach(trainer.model)
             if trainer.optimizer is not None:
                 self.use(trainer.optimizer)
-        except BaseException:
-            self.objective.detach()
-            self._undo_compile()
-            raise
+            self.undo = undo.pop_all()
         self.model, self.attached = unwrap(trainer.model), True
         self._take_loss()
         self.objective.checks.late = True
@@ -74,8 +71,7 @@ class Binding(TrainerCallback):
         self._give_loss_back()
         self.objective.checks.clear()
         self.objective.checks.late = False
-        self.objective.detach()
-        self._undo_compile()
+        self.undo.close()
 
     def _take_loss(self) -> None:
         """Scale the trainer's loss here, so that the Trainer takes the mean over the batches."""
@@ -101,21 +97,18 @@ class Binding(TrainerCallback):
             self.objective.unbind_optimizer()
             self.objective.bind_optimizer(optimizer)
 
-    def _compile(self) -> None:
+    def _compile(self, undo: ExitStack) -> None:
         """With `torch_compile`, compile the blocks, and not the model as the Trainer would."""
         model, args = self.trainer.model, self.trainer.args
-        if args.torch_compile:
-            plugin = self.trainer.accelerator.state.dynamo_plugin
-            self.backend, plugin.backend = plugin.backend, DynamoBackend.NO
-            if not any(map(is_compiled_block, model.modules())):
-                self.compiled = compile_blocks(model, backend=args.torch_compile_backend)
-
-    def _undo_compile(self) -> None:
-        if self.backend is not None:
-            self.trainer.accelerator.state.dynamo_plugin.backend, self.backend = self.backend, None
-        if self.compiled is not None:
-            uncompile_blocks(self.compiled)
-            self.compiled = None
+        if not args.torch_compile:
+            return
+        plugin = self.trainer.accelerator.state.dynamo_plugin
+        undo.callback(setattr, plugin, "backend", plugin.backend)
+        plugin.backend = DynamoBackend.NO
+        if not any(map(is_compiled_block, model.modules())):
+            undo.callback(
+                uncompile_blocks, compile_blocks(model, backend=args.torch_compile_backend)
+            )
 
     # --- before a training -------------------------------------------------------------------
 

@@ -25,10 +25,11 @@ from smoothtune.nn.environments import Environment, environments
 from smoothtune.nn.hf_versions import checkpointing_kwargs, checkpoints_activations
 from smoothtune.nn.model_facts import is_encoder_decoder
 from smoothtune.trainer.sentence_transformers import (
+    class_of,
     is_embedding_trainer,
     sentence_transformers_problems,
 )
-from smoothtune.trainer.task_loss import TrainerLoss, trl_trainer
+from smoothtune.trainer.task_loss import TrainerLoss
 from smoothtune.trainer.unlabeled import Alternate
 
 LOADER = "get_train_dataloader"
@@ -98,7 +99,7 @@ def scaling_problems(loss: TrainerLoss) -> list[str]:
 
 def trl_problems(trainer: Any) -> list[str]:
     """Reasons why a trainer of TRL is not supported, with what to change; empty if it is."""
-    name, args = trl_trainer(trainer), trainer.args
+    name, args = class_of(trainer, "trl"), trainer.args
     if name in (None, "RewardTrainer"):
         return []
     if name != "SFTTrainer":
@@ -191,8 +192,13 @@ def setting_problems(
         wrong.append(
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
         )
-    if args.torch_compile:
-        wrong += _compile_problems(args)
+    verified = {"torch_compile_backend": BACKENDS, "torch_compile_mode": ("default", None)}
+    for name, values in verified.items():
+        if args.torch_compile and getattr(args, name) not in values:
+            wrong.append(
+                f"{name}={getattr(args, name)!r} is not verified: set it to "
+                f"{' or '.join(map(repr, values))}"
+            )
     in_backward = args.optim in ("lomo", "adalomo") or args.optim.endswith("layerwise")
     for name, regularizer in regularizers.items():
         if in_backward and needs_updates(regularizer):
@@ -209,15 +215,6 @@ def setting_problems(
                 f"{FULL_BATCH}"
             )
     return wrong
-
-
-def _compile_problems(args: TrainingArguments) -> list[str]:
-    values = {"torch_compile_backend": BACKENDS, "torch_compile_mode": ("default", None)}
-    return [
-        f"{name}={value!r} is not verified: set it to {' or '.join(map(repr, verified))}"
-        for name, verified in values.items()
-        if (value := getattr(args, name)) not in verified
-    ]
 
 
 def check_unlabeled(

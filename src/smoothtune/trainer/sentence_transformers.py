@@ -26,6 +26,13 @@ TEXT = ("input_ids", "attention_mask", "token_type_ids")
 Column = dict[str, Any]
 
 
+def class_of(trainer: Trainer, library: str) -> str | None:
+    """Name of the library's class that a trainer is or inherits from; None for other trainers."""
+    mro = type(trainer).__mro__
+    names = (cls.__name__ for cls in mro if cls.__module__.startswith(f"{library}."))
+    return next((name for name in names if not name.startswith("_")), None)
+
+
 def is_embedding_trainer(trainer: Trainer) -> bool:
     """Whether a trainer is a SentenceTransformerTrainer, which trains embedding models."""
     return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
@@ -44,16 +51,12 @@ def sentence_transformers_problems(
         if getattr(tokenizer, "padding_side", "right") == "left":
             return ['texts are padded on the left: set tokenizer.padding_side = "right"']
         return []
-    names = [
-        cls.__name__
-        for cls in type(trainer).__mro__
-        if cls.__module__.startswith("sentence_transformers.")
-    ]
+    of_library = class_of(trainer, "sentence_transformers")
     acting = [name for name, each in regularizers.items() if uses_passes(each)]
-    if not names or not acting:
+    if not of_library or not acting:
         return []
     return [
-        f"{', '.join(acting)} with sentence-transformers' {names[0]}: its losses tokenize the "
+        f"{', '.join(acting)} with sentence-transformers' {of_library}: its losses tokenize the "
         "texts themselves, or read other outputs than an embedding: that is not verified. Use a "
         "weight-side method such as mixout or l2_sp, SentenceTransformerTrainer "
         "for embeddings, AutoModelForSequenceClassification with transformers' Trainer for scores "

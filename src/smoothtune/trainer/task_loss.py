@@ -23,7 +23,7 @@ from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
 from smoothtune.nn.model_facts import added_loss, predicts_tokens, with_decoder_inputs
-from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
+from smoothtune.trainer.sentence_transformers import EmbeddingLoss, class_of, is_embedding_trainer
 from smoothtune.trainer.update_batches import (
     PADDING_BATCH,
     Size,
@@ -77,7 +77,7 @@ class TrainerLoss:
         self.label_names = list(dict.fromkeys([*(trainer.label_names or ()), "labels"]))
         self._weighs = isinstance(trainer.compute_loss_func, WeightedLoss)
         self._are_labels = partial(are_labels, shifted=loss_shifts_labels(trainer))
-        self._rewards = trl_trainer(trainer) == "RewardTrainer"
+        self._rewards = class_of(trainer, "trl") == "RewardTrainer"
         self.parts = UpdateParts(trainer, self._size, self._is_unlabeled)
 
     def _kind(self) -> Kind:
@@ -283,12 +283,6 @@ def _counts_dropped(trainer: Any) -> Iterator[None]:
         yield
     finally:
         vars(trainer).update(own)
-
-
-def trl_trainer(trainer: Trainer) -> str | None:
-    """Name of the class of TRL that a trainer is or inherits from; None for other trainers."""
-    classes = (cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl."))
-    return next((cls.__name__ for cls in classes if not cls.__name__.startswith("_")), None)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

@@ -122,13 +122,13 @@ def regularize(
     except BaseException:
         undo()
         raise
-    regularized = cast(Regularized, trainer)
+    regularized: Any = trainer
     regularized._binding, regularized.objective = binding, objective
     if unlabeled_dataset is not None:
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
         regularized._unlabeled_loader = loader
         if alternate != "step":  # not told by a checkpoint's arguments
-            setattr(trainer, "run_identity", {"alternate": alternate})  # noqa: B010
+            regularized.run_identity = {"alternate": alternate}
     trainer.add_callback(binding)
     return trainer
 
@@ -174,7 +174,6 @@ class SmoothTrainer(Trainer):
 
 
 def _no_trainer(value: object) -> str:
-    """The message for a value in place of a trainer."""
     if isinstance(value, type):
         what = f"{value.__name__} is a class"
     else:

@@ -203,8 +203,7 @@ class UpdateParts:
         for kind, batch in zip(self.kinds, samples, strict=True):
             rows, items = self.size(batch)
             items = items.to(device) if isinstance(items, Tensor) else items
-            before = totals[kind]
-            totals[kind] = Size(before.rows + rows, before.items + items if before.rows else items)
+            totals[kind] = Size(totals[kind].rows + rows, totals[kind].items + items)
         if self.trainer.accelerator.num_processes > 1:
             numbers = [number for size in totals for number in size]
             counts = torch.stack([torch.as_tensor(n, device=device).double() for n in numbers])

@@ -14,14 +14,7 @@ from smoothtune.nn.model_facts import IGNORED
 
 
 class WeightedLoss(ABC):
-    """A weighted mean of a batch; with `num_items_in_batch`, times its part of an update's labels.
-
-    Args:
-        weights: one each, > 0.
-
-    Raises:
-        ValueError: a weight is not positive.
-    """
+    """A weighted mean of a batch, times its part of `num_items_in_batch` where that is given."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         if not all(weight > 0 for weight in weights):
@@ -53,6 +46,9 @@ class ClassWeightedLoss(WeightedLoss):
 
     Args:
         weights: of class 0, 1, ...; > 0.
+
+    Raises:
+        ValueError: a weight is not positive.
     """
 
     def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -68,10 +64,11 @@ class ClassWeightedLoss(WeightedLoss):
 class LabelWeightedLoss(WeightedLoss):
     """Mean of the binary cross entropy over rows and labels, weighted where a row has the label.
 
-    For several labels of a row: `pos_weight` of torch.
-
     Args:
-        weights: of label 0, 1, ... where a row has it, against 1 where it has not; > 0.
+        weights: `pos_weight` of torch: of label 0, 1, ... where a row has it, against 1; > 0.
+
+    Raises:
+        ValueError: a weight is not positive.
     """
 
     def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
