@@ -233,7 +233,8 @@ def set_epoch(loader: Any, epoch: int) -> None:
     """
     part: Any = getattr(loader, "batch_sampler", None)
     while part is not None:
-        for sampler in (part, getattr(part, "sampler", None)):
+        samplers: tuple[Any, Any] = (part, getattr(part, "sampler", None))
+        for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         part = getattr(part, "batch_sampler", None)
