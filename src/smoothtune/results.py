@@ -50,14 +50,14 @@ class Record(BaseModel):
     @classmethod
     def check(
         cls, content: Mapping[str, Any], path: Path, command: str, *within: str, mend: str = AGAIN
-    ) -> None:
-        """Check the content of a file, or the part `within` it, which may be another's.
+    ) -> Self:
+        """Read the content of a file, or the part `within` it, which may be another's.
 
         Raises:
             OutputError: it is not as ``smoothtune COMMAND`` writes it; names the field.
         """
         try:
-            cls.parse(content)
+            return cls.parse(content)
         except ValidationError as error:
             detail = error.errors()[0]
             field = dotted((*within, *detail["loc"]))
@@ -228,19 +228,6 @@ class Training(Record):
     fingerprints: dict[str, str | None] = {}
 
 
-class EvaluationData(Record):
-    """The rows of an evaluation."""
-
-    splits: dict[str, dict[str, Any]]
-
-
-class EvaluationSettings(Record):
-    """Settings that reports read."""
-
-    seed: int
-    num_resamples: Annotated[int, Field(ge=1)]
-
-
 class Evaluation(Record):
     """``evaluation.json``."""
 
@@ -251,8 +238,8 @@ class Evaluation(Record):
     metrics: Annotated[list[str], Field(min_length=1)]
     label_names: list[str]
     training: Training | None
-    data: EvaluationData
-    settings: EvaluationSettings
+    data: dict[str, Any]
+    settings: dict[str, Any]
     fingerprints: dict[str, str]
     versions: dict[str, str]
     parts: dict[str, TimedPart]

@@ -118,7 +118,6 @@ class Kind(NamedTuple):
     """What probabilities are stated of; the functions take predictions and labels."""
 
     pairs: Callable[[np.ndarray, np.ndarray], Pairs]
-    brier: Callable[[np.ndarray, np.ndarray], float]
     nll: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
     """(N,) or (N, L) in nats; None: predictions are no logits, so no temperature is fitted."""
     title: str
@@ -129,7 +128,6 @@ class Kind(NamedTuple):
 _CONFIDENCE = "confidence (mean of the bin)"
 CLASSES = Kind(
     predicted_class,
-    brier,
     _class_nll,
     "reliability",
     _CONFIDENCE,
@@ -137,7 +135,6 @@ CLASSES = Kind(
 )
 LABELS = Kind(
     every_label,
-    lambda logits, gold: float(((expit(logits) - gold) ** 2).mean()),
     binary_cross_entropy,
     "reliability of labels",
     "probability of a label (mean of the bin)",
@@ -145,7 +142,6 @@ LABELS = Kind(
 )
 ANSWERS = Kind(
     lambda confidence, correct: (confidence, correct),
-    lambda confidence, correct: float(((confidence - correct) ** 2).mean()),
     None,
     "reliability of answers",
     _CONFIDENCE,
@@ -234,11 +230,13 @@ def calibration_report(
 
 def _errors(kind: Kind, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Brier, nll (nats, of logits), ece and mce (bins of equal width), ece_mass (equal mass)."""
-    pairs = kind.pairs(predictions, labels)
-    width, mass = binned(*pairs), binned(*pairs, bins="mass")
+    stated, right = kind.pairs(predictions, labels)
+    width, mass = binned(stated, right), binned(stated, right, bins="mass")
     nll = {"nll": float(kind.nll(predictions, labels).mean()) + 0.0} if kind.nll else {}  # no -0.0
     return {
-        "brier": kind.brier(predictions, labels),
+        "brier": brier(predictions, labels)
+        if kind is CLASSES
+        else float(((stated - right) ** 2).mean()),
         **nll,
         "ece": width.expected_error,
         "ece_mass": mass.expected_error,

@@ -6,14 +6,15 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from smoothtune.errors import ModelError, OutputError
 from smoothtune.files import read_json, write_atomic, write_json
-from smoothtune.results import Record
+from smoothtune.results import AGAIN, Record
 
 CALIBRATION, CARD = "calibration.json", "README.md"
 HOTTEST = 10.0
@@ -64,7 +65,9 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
     folder = Path(os.path.expanduser(model))
     if not folder.is_dir():
         return ""
-    earlier = _earlier(folder)
+    earlier: Calibration | None = None
+    with suppress(OutputError):  # what cannot be used is replaced
+        earlier = _stored(folder / CALIBRATION)
     if earlier and earlier.weights == calibration.weights and earlier.data != calibration.data:
         return (
             f"{folder / CALIBRATION} stays as it is: it was fitted on other rows. Remove it, and "
@@ -80,13 +83,9 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
     return f"{folder / CALIBRATION} keeps {calibration.summary}"
 
 
-def _earlier(folder: Path) -> Calibration | None:
-    """What the folder holds; None where it is nothing that can be used."""
-    try:
-        content = read_json(folder / CALIBRATION)
-        return Calibration.parse(content) if content else None
-    except (OutputError, ValidationError):
-        return None
+def _stored(path: Path, mend: str = AGAIN) -> Calibration | None:
+    content = read_json(path)
+    return None if content is None else Calibration.check(content, path, "evaluate", mend=mend)
 
 
 def _section(calibration: Calibration) -> str:
@@ -116,11 +115,9 @@ def stored_calibration(model: str, weights: str, options: Sequence[str] = ()) ->
     path = Path(os.path.expanduser(model)) / CALIBRATION
     command = ["smoothtune", "evaluate", model, "--calibration", *options]
     again = f"fit one with: {shlex.join(command)}"
-    content = read_json(path)
-    if content is None:
+    calibration = _stored(path, again)
+    if calibration is None:
         raise ModelError(f"{model} holds no {CALIBRATION}; {again}")
-    Calibration.check(content, path, "evaluate", mend=again)
-    calibration = Calibration.parse(content)
     if calibration.weights != weights:
         raise ModelError(f"{path} belongs to other weights; {again}")
     return calibration

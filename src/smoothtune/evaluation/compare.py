@@ -38,15 +38,29 @@ class Run:
         return {name: Curve.from_dict(curve) for name, curve in curves.items()}
 
     @property
-    def label(self) -> str:
-        """Name and score, for a legend."""
-        value = self.numbers("metrics")["metrics"][self.main_metric]["value"]
-        return f"{self.name} ({self.main_metric} {value:.3f})"
+    def disturbances(self) -> dict[str, Curve]:
+        """The curves of robustness, corruption and substitution by name."""
+        return self.curves("robustness") | self.curves("corruption") | self.curves("substitution")
 
     @property
     def main_metric(self) -> str:
         """Name of the task's first metric."""
         return self.content["headline"]
+
+    @property
+    def score(self) -> dict[str, Any]:
+        """The main metric: `value`, with `low` and `high` of its interval."""
+        return self.numbers("metrics")["metrics"][self.main_metric]
+
+    @property
+    def baseline(self) -> float:
+        """Main metric of the best constant answer."""
+        return self.numbers("metrics")["trivial_baseline"]
+
+    @property
+    def label(self) -> str:
+        """Name and score, for a legend."""
+        return f"{self.name} ({self.main_metric} {self.score['value']:.3f})"
 
 
 def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) -> list[Run]:

@@ -7,7 +7,7 @@ Representations Revisited, ICML 2019.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.nn.architecture import base_model, blocks, word_embeddings
-from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 Pair = tuple[Tensor, Tensor]
@@ -41,21 +40,16 @@ def weight_drift(
     Raises:
         ValueError: the models have no weights of the same names and shapes in common.
     """
-    by_layer = weights_by_layer(model)
-    layer_of = {name: number for number, names in by_layer.items() for name in names}
-    weights = {name: weight for names in by_layer.values() for name, weight in names.items()}
+    layer_of = layer_numbers(model)
+    weights = {name: w for name, w in model.named_parameters() if name in layer_of}
     layers: dict[int, list[Pair]] = defaultdict(list)
     for name, pair in shared_weights(weights, base, new).items():
         layers[layer_of[name]].append(pair)
     cosines, distances = [], []
     for number, pairs in sorted(layers.items()):
-        dot, square, base_square, moved = (
-            float(sum(part.sum() for part in parts))
-            for parts in zip(
-                *((w * w0, w.square(), w0.square(), (w - w0).square()) for w, w0 in pairs),
-                strict=True,
-            )
-        )
+        dot = float(sum((w * w0).sum() for w, w0 in pairs))
+        square, base_square = _squares(w for w, _ in pairs), _squares(w0 for _, w0 in pairs)
+        moved = _squares(w - w0 for w, w0 in pairs)
         cosines.append(CurvePoint(number, dot / (square * base_square) ** 0.5))
         distances.append(CurvePoint(number, (moved / base_square) ** 0.5))
     cosine, distance = "cosine to the pre-trained weights", "||w - w0|| / ||w0||"
@@ -75,13 +69,14 @@ def weight_distance(
     """
     inside = {id(weight) for weight in base_model(model).parameters()}
     weights = {name: w for name, w in model.named_parameters() if id(w) in inside}
-    moved, size = (
-        float(sum(part.square().sum() for part in parts)) ** 0.5
-        for parts in zip(
-            *((w - w0, w0) for w, w0 in shared_weights(weights, base, new).values()), strict=True
-        )
-    )
+    pairs = shared_weights(weights, base, new).values()
+    moved = _squares(w - w0 for w, w0 in pairs) ** 0.5
+    size = _squares(w0 for _, w0 in pairs) ** 0.5
     return {"weight distance": moved / size, "absolute": moved}
+
+
+def _squares(tensors: Iterable[Tensor]) -> float:
+    return float(sum(tensor.square().sum() for tensor in tensors))
 
 
 def shared_weights(
@@ -105,18 +100,14 @@ def shared_weights(
     return pairs
 
 
-def weights_by_layer(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
-    """Weights by name of the embeddings (0) and of every block (from 1)."""
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """The layer of every weight of the embeddings (0) and of the blocks (from 1), by its name."""
     word = word_embeddings(model)
     parts = next(m for m in model.modules() if word in m.children())
     holds_blocks = any(isinstance(m, nn.ModuleList) for m in parts.modules())
     owners = [word if holds_blocks else parts, *blocks(model)]
     layer_of = {id(w): number for number, owner in enumerate(owners) for w in owner.parameters()}
-    layers: dict[int, dict[str, nn.Parameter]] = defaultdict(dict)
-    for name, weight in model.named_parameters():
-        if id(weight) in layer_of:
-            layers[layer_of[id(weight)]][name] = weight
-    return layers
+    return {name: layer_of[id(w)] for name, w in model.named_parameters() if id(w) in layer_of}
 
 
 def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
@@ -164,10 +155,9 @@ def _pooled(predictor: Predictor, rows: Dataset) -> np.ndarray:
     """(L, N, D)."""
     layers: list[np.ndarray] = []
     order: list[np.ndarray] = []
-    with torch.no_grad(), evaluating(predictor.model):
-        for indices, batch in predictor.batches(rows):
-            run = predictor.clean(batch).run()
-            states = torch.stack([run.pooled(hidden) for hidden in run.hidden_states[1:]])
+    with torch.no_grad():
+        for _, indices, clean in predictor.passes(rows):
+            states = torch.stack([clean.pooled(h) for h in clean.run().hidden_states[1:]])
             layers.append(states.double().cpu().numpy())
             order.append(indices)
     pooled = np.concatenate(layers, axis=1)

@@ -32,7 +32,7 @@ from smoothtune.evaluation.weight_gradients import gradient_spread, weight_side
 from smoothtune.functional.adversarial import gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
-from smoothtune.nn.dropout import evaluating, sites
+from smoothtune.nn.dropout import sites
 from smoothtune.report.curves import Curve, CurvePoint
 
 EPSILON, NUM_STEPS = 0.05, 5
@@ -64,29 +64,26 @@ def prediction_divergences(
     predictor.progress.start("divergences", predictor.num_batches(rows))
     batch_values: list[dict[str, float]] = []
     counts: list[int] = []
-    with evaluating(predictor.model):
-        for number, (indices, batch) in enumerate(predictor.batches(rows)):
-            values, clean = {}, predictor.clean(batch, hidden_states=False)
-            with torch.no_grad():
-                clean.run()
-            with predictor.random_stream("effect/worst", batch, number):
-                delta = worst_perturbation(clean, epsilon, num_steps)
-            with torch.no_grad():
-                worst = clean.at(delta, dropout="off")
-                values["worst divergence"] = float(divergence(clean, worst))
-                values |= _changed(clean, worst)
-                draws = []
-                for sample in range(NUM_SAMPLES):
-                    with predictor.random_stream("effect/noise", batch, sample, number):
-                        noise = gaussian(clean.embeddings(), clean.mask, noise_ratio)
-                    draws.append(float(divergence(clean, clean.at(noise, dropout="off"))))
-                values["noise divergence"] = float(np.mean(draws))
-                if drops:
-                    passes = _dropout_passes(predictor, batch, NUM_SAMPLES + 1, number)
-                    distances = [float(divergence(p, q)) for p, q in pairwise(passes)]
-                    values["dropout divergence"] = float(np.mean(distances))
-            batch_values.append(values)
-            counts.append(len(indices))
+    for number, indices, clean in predictor.passes(rows, hidden_states=False):
+        with torch.no_grad():
+            clean.run()
+        with predictor.random_stream("effect/worst", clean.batch, number):
+            delta = worst_perturbation(clean, epsilon, num_steps)
+        with torch.no_grad():
+            worst = clean.at(delta, dropout="off")
+            values = {"worst divergence": float(divergence(clean, worst))} | _changed(clean, worst)
+            draws = []
+            for sample in range(NUM_SAMPLES):
+                with predictor.random_stream("effect/noise", clean.batch, sample, number):
+                    noise = gaussian(clean.embeddings(), clean.mask, noise_ratio)
+                draws.append(float(divergence(clean, clean.at(noise, dropout="off"))))
+            values["noise divergence"] = float(np.mean(draws))
+            if drops:
+                passes = _dropout_passes(predictor, clean.batch, NUM_SAMPLES + 1, number)
+                distances = [float(divergence(p, q)) for p, q in pairwise(passes)]
+                values["dropout divergence"] = float(np.mean(distances))
+        batch_values.append(values)
+        counts.append(len(indices))
     return {
         name: float(np.average([values[name] for values in batch_values], weights=counts))
         for name in batch_values[0]
@@ -117,16 +114,14 @@ def _dropout_passes(
     predictor: Predictor, batch: Batch, count: int, number: int
 ) -> list[ForwardPass]:
     """Passes with the dropout of training, each with masks of its own."""
-    passes = []
-    for index in range(count):
-        run = ForwardPass(
-            predictor.model, batch, compute_loss=predictor.compute_loss, hidden_states=False
-        )
-        with (
-            _training(predictor.model),
-            predictor.random_stream("effect/dropout", batch, index, number),
-        ):
-            passes.append(run.run())
+    model, passes = predictor.model, []
+    with _training(model):
+        for index in range(count):
+            run = ForwardPass(
+                model, batch, compute_loss=predictor.compute_loss, hidden_states=False
+            )
+            with predictor.random_stream("effect/dropout", batch, index, number):
+                passes.append(run.run())
     return passes
 
 
@@ -149,13 +144,11 @@ def loss_gradient_norm(predictor: Predictor, rows: Dataset) -> float:
     """
     predictor.progress.start("gradient in the input", predictor.num_batches(rows))
     squares, count = list[np.ndarray](), 0
-    with evaluating(predictor.model):
-        for indices, batch in predictor.batches(rows):
-            run = predictor.clean(batch, hidden_states=False, differentiable=True).run()
-            losses = predictor.task.head.num_losses(batch)
-            gradient = losses / len(indices) * gradient_at(run, task_loss(run), "word")
-            squares.append(gradient.double().flatten(1).square().sum(1).cpu().numpy())
-            count += losses
+    for _, indices, clean in predictor.passes(rows, hidden_states=False, differentiable=True):
+        losses = predictor.task.head.num_losses(clean.batch)
+        gradient = losses / len(indices) * gradient_at(clean, task_loss(clean.run()), "word")
+        squares.append(gradient.double().flatten(1).square().sum(1).cpu().numpy())
+        count += losses
     return float(np.sqrt(np.concatenate(squares).mean())) * len(rows) / count
 
 
@@ -164,11 +157,9 @@ def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
 
     A model whose logits are all half as large has half the Jacobian; their ratio is the same.
     """
-    batch_logits: list[Tensor] = []
-    with torch.no_grad(), evaluating(predictor.model):
-        for _, batch in predictor.batches(rows):
-            batch_logits.append(predictor.clean(batch, hidden_states=False).run().logits.double())
-    logits = torch.cat(batch_logits)
+    with torch.no_grad():
+        passes = predictor.passes(rows, hidden_states=False)
+        logits = torch.cat([clean.run().logits.double() for _, _, clean in passes])
     dim = 1 if predictor.task.head.problem_type == "single_label_classification" else 0
     return float((logits - logits.mean(dim, keepdim=True)).square().sum(1).mean().sqrt())
 

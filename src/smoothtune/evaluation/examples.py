@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, model_validator
 from scipy.special import expit, softmax
 
@@ -57,11 +57,11 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
         `predictions` (rows of (W,)) by how the sentences are disturbed, and `texts` where these
         change; with the metrics also `example_id`, `labels` and `texts` as they are.
     """
-    task, settings = subject.prepared.task, subject.settings
+    task, settings, predictor = subject.prepared.task, subject.settings, subject.predictor
     if not task.one_sequence or not settings.num_examples:
         return None
     if part == "metrics":
-        texts = subject.texts.select(subject.sample(), keep_in_memory=True)
+        texts = subject.texts
         return {
             "shown": settings.num_examples,
             "example_id": list(texts["example_id"][:]),
@@ -70,23 +70,18 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
             "predictions": {CLEAN: subject.predictions[subject.sample()].tolist()},
         }
     if part == "robustness":
-        predictor, rows = subject.predictor, subject.rows()
+        rows = subject.rows()
         predictor.progress.start("sentences under noise", predictor.num_batches(rows))
         predictions = noisy_predictions(predictor, rows, [NOISE_LEVEL])[0, 0]
         return {"predictions": {NOISY: predictions.tolist()}}
     if part == "corruption":
-        texts = subject.texts.select(subject.sample(), keep_in_memory=True)
-        rng = np.random.default_rng([subject.predictor.seed, 0])
+        rng = np.random.default_rng([predictor.seed, 0])
+        length = subject.prepared.report.max_seq_length
         changed, rows = damaged_texts(
-            subject.predictor,
-            texts,
-            "typos",
-            TYPO_RATE,
-            rng,
-            max_seq_length=subject.prepared.report.max_seq_length,
+            predictor, subject.texts, "typos", TYPO_RATE, rng, max_seq_length=length
         )
-        subject.predictor.progress.start("sentences with typos", len(rows))
-        predictions = subject.predictor.predict(rows)
+        predictor.progress.start("sentences with typos", len(rows))
+        predictions = predictor.predict(rows)
         return {"texts": {TYPOS: _sentences(changed)}, "predictions": {TYPOS: predictions.tolist()}}
     return None
 
@@ -121,113 +116,92 @@ def read_examples(folder: Path) -> dict[str, Any] | None:
 def example_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
     """The sentences that change most, under each disturbance and between two runs, with titles."""
     contents = [(run, content) for run in runs if (content := read_examples(run.folder))]
-    tables = [table for run, content in contents for table in _disturbed(run, content)]
-    if contents:
-        (first, before), *others = contents
-        tables += [
-            table for other, after in others for table in _between(first, before, other, after)
-        ]
+    tables = [
+        _changes(run, f"{run.name}: {name}", content, content, (CLEAN, name), (CLEAN, name))
+        for run, content in contents
+        for name in (NOISY, TYPOS)
+        if name in content["predictions"]
+    ]
+    for other, after in contents[1:]:
+        first, before = contents[0]
+        same = all(before[field] == after[field] for field in ("example_id", "labels"))
+        if same and before["texts"][CLEAN] == after["texts"][CLEAN]:
+            names = (first.name, other.name)
+            title = " and ".join(names)
+            tables.append(_changes(first, title, before, after, (CLEAN, CLEAN), names))
     return tables
-
-
-def _disturbed(run: Run, content: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    clean = np.array(content["predictions"][CLEAN])
-    for name in (NOISY, TYPOS):
-        if name in content["predictions"]:
-            texts = content["texts"].get(name, content["texts"][CLEAN])
-            after = np.array(content["predictions"][name])
-            yield _changes(run, f"{run.name}: {name}", texts, content, clean, after, (CLEAN, name))
-
-
-def _between(
-    first: Run, before: Mapping[str, Any], other: Run, after: Mapping[str, Any]
-) -> Iterator[tuple[str, Table]]:
-    if before["example_id"] != after["example_id"] or before["labels"] != after["labels"]:
-        return
-    if before["texts"][CLEAN] != after["texts"][CLEAN]:
-        return
-    old, new = (np.array(content["predictions"][CLEAN]) for content in (before, after))
-    title = f"{first.name} and {other.name}"
-    heads = (first.name, other.name)
-    yield _changes(first, title, before["texts"][CLEAN], before, old, new, heads)
 
 
 def _changes(
     run: Run,
     title: str,
-    texts: Sequence[str],
-    content: Mapping[str, Any],
-    before: np.ndarray,
-    after: np.ndarray,
+    first: Mapping[str, Any],
+    other: Mapping[str, Any],
+    inputs: tuple[str, str],
     heads: tuple[str, str],
 ) -> tuple[str, Table]:
-    """A table of the largest changes: first other answers, then by what moved."""
-    answers = _answers(content["labels"], run.content["label_names"], before, after)
-    order = np.lexsort((-np.abs(answers.change), ~answers.flips))[: content["shown"]]
+    """A table of the largest changes: first other answers, then by what moved.
+
+    The predictions are those of two contents of ``examples.json`` for two `inputs`.
+    """
+    contents = zip((first, other), inputs, strict=True)
+    before, after = (np.array(content["predictions"][name]) for content, name in contents)
+    texts = other["texts"].get(inputs[1], other["texts"][CLEAN])
+    what, answers = _answers(first["labels"], run.content["label_names"], before, after)
+    if what:
+        title += f": {answers['flips'].sum()} of {len(answers)} change {what}"
+    order = np.lexsort((-answers["change"].abs(), ~answers["flips"]))[: first["shown"]]
     cells = [
         [
             texts[i] if len(texts[i]) <= LONGEST else f"{texts[i][:LONGEST]}…",
-            answers.gold[i],
-            answers.before[i],
-            answers.after[i],
-            f"{answers.change[i]:+.2f}",
+            *answers.loc[i, ["label", "before", "after"]],
+            f"{answers['change'][i]:+.2f}",
         ]
         for i in order
     ]
-    if answers.what:
-        title += f": {answers.flips.sum()} of {len(answers.flips)} change {answers.what}"
     return title, Table(["sentence", "label", *heads, "change"], cells, scrolls=True)
-
-
-@dataclass
-class _Answers:
-    """The answers for each sentence."""
-
-    what: str
-    """What an answer is; nothing for scores."""
-    gold: list[str]
-    before: list[str]
-    after: list[str]
-    change: np.ndarray
-    """(N,) of the score; of the first answer's probability; of the label that moves most."""
-    flips: np.ndarray
-    """(N,) whether the answer becomes another."""
 
 
 def _answers(
     gold: Sequence[Any], names: Sequence[str], before: np.ndarray, after: np.ndarray
-) -> _Answers:
-    """The answers of two predictions (N, W) of the same sentences, as one reads them."""
+) -> tuple[str, pd.DataFrame]:
+    """The answers of two predictions (N, W) of the same sentences, as one reads them.
+
+    Returns:
+        What an answer is, nothing for scores, and for each sentence `label`, `before`, `after`,
+        `change` (of the score; of the first answer's probability; of the label that moves most)
+        and `flips`, whether the answer becomes another.
+    """
     rows = np.arange(len(before))
     if isinstance(gold[0], list):
-        moved = expit(after) - expit(before)
-        return _Answers(
-            "labels",
-            [", ".join(_select(names, np.array(each) > 0)) or NO_LABEL for each in gold],
-            [_predicted_labels(names, row) for row in expit(before)],
-            [_predicted_labels(names, row) for row in expit(after)],
-            moved[rows, np.abs(moved).argmax(axis=1)],
-            ((before > 0) != (after > 0)).any(axis=1),
-        )
+        old, new = expit(before), expit(after)
+        moved = new - old
+        answers = {
+            "label": [", ".join(_select(names, np.array(each) > 0)) or NO_LABEL for each in gold],
+            "before": [_predicted_labels(names, row) for row in old],
+            "after": [_predicted_labels(names, row) for row in new],
+            "change": moved[rows, np.abs(moved).argmax(axis=1)],
+            "flips": ((before > 0) != (after > 0)).any(axis=1),
+        }
+        return "labels", pd.DataFrame(answers)
     if before.shape[1] == 1:
-        return _Answers(
-            "",
-            [f"{each:g}" for each in gold],
-            [f"{value:.2f}" for value in before[:, 0]],
-            [f"{value:.2f}" for value in after[:, 0]],
-            (after - before)[:, 0],
-            np.zeros(len(before), bool),
-        )
-    classes = before.argmax(1)
-    old, new = softmax(before, axis=1), softmax(after, axis=1)
-    return _Answers(
-        "class",
-        [names[each] for each in gold],
-        [_likeliest(names, row) for row in old],
-        [_likeliest(names, row) for row in new],
-        new[rows, classes] - old[rows, classes],
-        after.argmax(1) != classes,
-    )
+        answers = {
+            "label": [f"{each:g}" for each in gold],
+            "before": [f"{value:.2f}" for value in before[:, 0]],
+            "after": [f"{value:.2f}" for value in after[:, 0]],
+            "change": (after - before)[:, 0],
+            "flips": np.zeros(len(before), bool),
+        }
+        return "", pd.DataFrame(answers)
+    classes, old, new = before.argmax(1), softmax(before, axis=1), softmax(after, axis=1)
+    answers = {
+        "label": [names[each] for each in gold],
+        "before": [_likeliest(names, row) for row in old],
+        "after": [_likeliest(names, row) for row in new],
+        "change": new[rows, classes] - old[rows, classes],
+        "flips": after.argmax(1) != classes,
+    }
+    return "class", pd.DataFrame(answers)
 
 
 def _likeliest(names: Sequence[str], chances: np.ndarray) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from smoothtune.config.evaluation import other_data_set
@@ -17,7 +17,7 @@ from smoothtune.report.curves import Curve
 from smoothtune.report.page import Sentence, Verdict
 
 TOLERATED_LOSS = 0.05  # of the main metric, from which a disturbance is called harmful
-NOISE_LEVEL, ATTACK_LEVEL = 0.3, 0.05
+LEVELS = {"gaussian": 0.3, "in_manifold": 0.3, "fgm": 0.05, "pgd": 0.05}  # at which it is judged
 CALIBRATED = 0.05  # expected calibration error below which a model is called calibrated
 COVERAGE = 0.9  # of the sets of classes in the findings
 GUIDE = "See Choosing a method in the documentation."
@@ -34,43 +34,48 @@ class Finding(NamedTuple):
 
 
 def sentences(run: Run) -> list[Sentence]:
-    """What to do, then the findings about one run."""
-    parts = (*_against(run), _drift, _other_data, _cost)
-    findings = (finding for part in parts for finding in part(run))
-    return [verdict(run), *(Sentence(finding.verdict, finding.text) for finding in findings)]
+    """What to do with a run, then the findings about it."""
+    against = [*_against(run)]
+    others = [*_drift(run), *_other_data(run), *_cost(run)]
+    return [
+        _verdict(run, "; ".join(each.advice for each in against if each.advice)),
+        *(Sentence(each.verdict, each.text) for each in (*against, *others)),
+    ]
 
 
-def _against(run: Run) -> tuple[Callable[[Run], Iterator[Finding]], ...]:
+def _against(run: Run) -> Iterator[Finding]:
     """The findings that may speak against a run.
 
     Robustness and confidence of a model that is not above the best constant answer say nothing, so
     they are left out.
     """
-    judged = (_calibration, _sets, _disturbance, _noise) if beats_chance(run) else ()
-    return (_score, _gap, *judged)
+    yield from _score(run)
+    yield from _gap(run)
+    if _beats_chance(run):
+        yield from _calibration(run)
+        yield from _sets(run)
+        yield from _disturbance(run)
+        yield from _noise(run)
 
 
-def beats_chance(run: Run) -> bool:
+def _beats_chance(run: Run) -> bool:
     """Whether the main metric is above that of the best constant answer, its whole interval."""
-    numbers = run.numbers("metrics")
-    low = numbers["metrics"][run.main_metric]["low"]
-    return low is not None and low > numbers["trivial_baseline"]
+    low = run.score["low"]
+    return low is not None and low > run.baseline
 
 
-def is_ensemble(run: Run) -> bool:
+def _is_ensemble(run: Run) -> bool:
     """Whether several models were evaluated as one, which `smoothtune predict` does not take."""
     return bool(run.content["settings"].get("ensemble"))
 
 
-def verdict(run: Run) -> Sentence:
-    """What to do with a run."""
-    if not beats_chance(run):
+def _verdict(run: Run, advice: str) -> Sentence:
+    """What to do with a run, of which `advice` is what speaks against it."""
+    if not _beats_chance(run):
         return Sentence("fragile", _about_chance(run))
-    advices = [finding.advice for part in _against(run) for finding in part(run)]
-    if advice := "; ".join(filter(None, advices)):
+    if advice:
         return Sentence("fragile", f"Better than a constant answer, but: {advice}. {GUIDE}")
-    clean = _clean(run)
-    if set(JUDGED) - set(run.content["parts"]) or clean is None or not _has_room(run, clean):
+    if set(JUDGED) - set(run.content["parts"]) or not _has_room(run):
         return Sentence(
             "note",
             "Better than a constant answer. Not all was measured: add --all, with enough "
@@ -81,8 +86,7 @@ def verdict(run: Run) -> Sentence:
 
 def _about_chance(run: Run) -> str:
     """What to do where the main metric is not above that of the best constant answer."""
-    numbers = run.numbers("metrics")
-    metric, baseline = numbers["metrics"][run.main_metric], numbers["trivial_baseline"]
+    metric, baseline = run.score, run.baseline
     if metric["low"] is None:
         return "Evaluate it on more rows: a single one says nothing."
     if metric["high"] < baseline:
@@ -91,12 +95,12 @@ def _about_chance(run: Run) -> str:
             "whether the labels of model and data mean the same classes, then train again."
         )
     if metric["value"] > baseline:
-        more = _rows_needed(numbers, run.main_metric)
+        rows = run.numbers("metrics")["rows"]
         return (
-            f"Evaluate it on about {more} rows: {run.main_metric} "
+            f"Evaluate it on about {_rows_needed(rows, metric, baseline)} rows: {run.main_metric} "
             f"{metric['value']:.3f} looks better than the {baseline:.3f} of the best constant "
-            f"answer, and {numbers['rows']} rows are too few to tell. Its robustness and "
-            "calibration are not judged."
+            f"answer, and {rows} rows are too few to tell. Its robustness and calibration are not "
+            "judged."
         )
     return (
         f"Do not use it yet: {run.main_metric} is not above that of the best constant answer. "
@@ -105,24 +109,22 @@ def _about_chance(run: Run) -> str:
     )
 
 
-def _rows_needed(numbers: dict[str, Any], metric: str) -> int:
+def _rows_needed(rows: int, metric: dict[str, float], baseline: float) -> int:
     """Rows whose interval would leave the best constant answer out, in two digits."""
-    score = numbers["metrics"][metric]
-    ratio = (score["value"] - score["low"]) / (score["value"] - numbers["trivial_baseline"])
-    rows = math.ceil(numbers["rows"] * max(1.1, ratio**2))
-    digits = max(0, len(str(rows)) - 2)
-    return math.ceil(rows / 10**digits) * 10**digits
+    ratio = (metric["value"] - metric["low"]) / (metric["value"] - baseline)
+    needed = math.ceil(rows * max(1.1, ratio**2))
+    digits = max(0, len(str(needed)) - 2)
+    return math.ceil(needed / 10**digits) * 10**digits
 
 
 def _score(run: Run) -> Iterator[Finding]:
-    numbers = run.numbers("metrics")
-    metric, baseline = numbers["metrics"][run.main_metric], numbers["trivial_baseline"]
+    metric, baseline, rows = run.score, run.baseline, run.numbers("metrics")["rows"]
     text = f"{run.main_metric} is {metric['value']:.3f}"
     if metric["low"] is None:
         yield Finding("note", f"{text} on a single row, which says nothing.")
         return
-    text += f" (95 % interval {metric['low']:.3f} to {metric['high']:.3f}, {numbers['rows']} rows)"
-    above = beats_chance(run)
+    text += f" (95 % interval {metric['low']:.3f} to {metric['high']:.3f}, {rows} rows)"
+    above = _beats_chance(run)
     how = "" if above else "not clearly " if metric["value"] > baseline else "not "
     text += f", {how}above the {baseline:.3f} of the best constant"
     yield Finding("good" if above else "fragile", f"{text} answer.")
@@ -134,10 +136,10 @@ def _gap(run: Run) -> Iterator[Finding]:
     gap, trained = numbers["generalization_gap"], numbers["train_metrics"]
     if gap is None or trained is None:
         return
-    score, high = trained[run.main_metric], numbers["metrics"][run.main_metric]["high"]
+    score, high = trained[run.main_metric], run.score["high"]
     known = run.content["training"] is not None  # else the model may have seen few of these rows
     large = known and gap > 2 * TOLERATED_LOSS and high is not None and score > high
-    small: Verdict = "good" if gap <= 2 * TOLERATED_LOSS and beats_chance(run) else "note"
+    small: Verdict = "good" if gap <= 2 * TOLERATED_LOSS and _beats_chance(run) else "note"
     rows = "training rows" if known else "rows of the train split"
     text = f"On {rows} {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}."
     advice = (
@@ -173,7 +175,7 @@ def _calibration(run: Run) -> Iterator[Finding]:
     if "temperature" in numbers and fits(numbers["temperature"]) and _change(numbers) == "lowers":
         by = f"{numbers['temperature']:.2f}"
         how = f"use smoothtune predict --calibrated, which divides logits by {by}"
-        advice = f"for probabilities {f'divide its logits by {by}' if is_ensemble(run) else how}"
+        advice = f"for probabilities {f'divide its logits by {by}' if _is_ensemble(run) else how}"
     yield Finding("fragile", text, advice)
 
 
@@ -212,61 +214,58 @@ def _sets(run: Run) -> Iterator[Finding]:
             f"{sets['coverage']:.3f} of {numbers['judged_on']} rows that did not set the "
             f"threshold (95 % interval {sets['low']:.3f} to {sets['high']:.3f}), and "
             f"{sets['mean_size']:.2f} classes on average"
-            f"{'' if is_ensemble(run) else ': see smoothtune predict --coverage'}.",
+            f"{'' if _is_ensemble(run) else ': see smoothtune predict --coverage'}.",
         )
-
-
-def _losses(run: Run) -> Iterator[tuple[str, str, float]]:
-    """Each disturbance: its name, its name with level and change, and what the main metric loses.
-
-    Nothing where the rows drawn for the diagnostics leave too little to lose.
-    """
-    if (clean := _clean(run)) is None or not _has_room(run, clean):
-        return
-    levels = {"gaussian": NOISE_LEVEL, "in_manifold": NOISE_LEVEL}
-    levels |= {"fgm": ATTACK_LEVEL, "pgd": ATTACK_LEVEL}
-    for key, curve in _telling(run.curves("robustness") | run.curves("corruption")).items():
-        ((name, points),) = curve.series.items()
-        level = levels.get(key, JUDGED_RATE)
-        loss = points[0].y - next(point.y for point in points if point.x == level)
-        yield name, f"{name} at {level:g} ({0.0 - loss:+.3f})", loss
-    for curve in _telling(run.curves("substitution")).values():
-        (points,) = curve.series.values()
-        name = f"{points[-1].x:g} exchanged words"
-        loss = points[0].y - points[-1].y
-        yield name, f"{name} ({0.0 - loss:+.3f})", loss
-
-
-def _telling(curves: dict[str, Curve]) -> dict[str, Curve]:
-    """The curves of disturbances that change half of the rows or more."""
-    return {key: each for key, each in curves.items() if each.numbers.get(CHANGED, 1.0) >= 0.5}
 
 
 def _clean(run: Run) -> float | None:
     """The main metric on the rows drawn for the diagnostics, as they are."""
-    for part in ("robustness", "corruption", "substitution"):
-        for curve in run.curves(part).values():
-            return next(iter(curve.series.values()))[0].y
+    for curve in run.disturbances.values():
+        return next(iter(curve.series.values()))[0].y
     return None
 
 
-def _has_room(run: Run, clean: float) -> bool:
-    return clean - run.numbers("metrics")["trivial_baseline"] >= 2 * TOLERATED_LOSS
+def _has_room(run: Run) -> bool:
+    """Whether the rows drawn for the diagnostics leave enough to lose."""
+    clean = _clean(run)
+    return clean is not None and clean - run.baseline >= 2 * TOLERATED_LOSS
+
+
+def _is_telling(curve: Curve) -> bool:
+    """Whether a disturbance changes half of the rows or more."""
+    return curve.numbers.get(CHANGED, 1.0) >= 0.5
+
+
+def _losses(run: Run) -> Iterator[tuple[str, str, float]]:
+    """Each disturbance: its name, its name with level and change, and the loss in the metric."""
+    for key, curve in run.disturbances.items():
+        if not _is_telling(curve):
+            continue
+        ((name, points),) = curve.series.items()
+        if key == "words":
+            damaged = points[-1]
+            name = text = f"{damaged.x:g} exchanged words"
+        else:
+            level = LEVELS.get(key, JUDGED_RATE)
+            damaged = next(point for point in points if point.x == level)
+            text = f"{name} at {level:g}"
+        loss = points[0].y - damaged.y
+        yield name, f"{text} ({0.0 - loss:+.3f})", loss
 
 
 def _disturbance(run: Run) -> Iterator[Finding]:
-    clean = _clean(run)
-    if clean is not None and not _has_room(run, clean):
+    clean, has_room = _clean(run), _has_room(run)
+    if clean is not None and not has_room:
         yield Finding(
             "note",
             f"{run.main_metric} is {clean:.3f} on the rows drawn for the diagnostics, too near "
             "the best constant answer to judge robustness: take more with "
             "--max-diagnostic-samples.",
         )
-    curves = run.curves("corruption") | run.curves("substitution")
-    if idle := ", ".join(name.replace("_", " ") for name in curves if name not in _telling(curves)):
-        yield Finding("note", f"Most rows have too few words for {idle}, which say nothing here.")
-    losses = list(_losses(run))
+    idle = [name for name, curve in run.disturbances.items() if not _is_telling(curve)]
+    if names := ", ".join(name.replace("_", " ") for name in idle):
+        yield Finding("note", f"Most rows have too few words for {names}, which say nothing here.")
+    losses = [*_losses(run)] if has_room else []
     harmful = [(name, change) for name, change, loss in losses if loss > TOLERATED_LOSS]
     harmless = [change for _, change, loss in losses if loss <= TOLERATED_LOSS]
     if harmful:
@@ -275,8 +274,7 @@ def _disturbance(run: Run) -> Iterator[Finding]:
         advice = f"do not rely on it where inputs are like this: {names}"
         yield Finding("fragile", text, advice)
     if harmless:
-        text = f"{run.main_metric} hardly suffers from {'; '.join(harmless)}."
-        yield Finding("good", text)
+        yield Finding("good", f"{run.main_metric} hardly suffers from {'; '.join(harmless)}.")
 
 
 def _noise(run: Run) -> Iterator[Finding]:
@@ -299,19 +297,19 @@ def _drift(run: Run) -> Iterator[Finding]:
 
 
 def _other_data(run: Run) -> Iterator[Finding]:
-    home = run.numbers("metrics")["metrics"][run.main_metric]
+    home = run.score
     for name in run.content["parts"]:
         data_set, numbers = other_data_set(name), run.numbers(name)
         if data_set is None or "metrics" not in numbers:
             continue
         metric = numbers["metrics"][run.main_metric]
         if before := numbers.get("metrics_before"):
-            text = (
+            yield Finding(
+                "note",
                 f"Trained further on {numbers['rows_trained_on']} rows of {data_set}, "
                 f"{run.main_metric} on its other {numbers['rows']} rows goes from "
-                f"{before[run.main_metric]['value']:.3f} to {metric['value']:.3f}."
+                f"{before[run.main_metric]['value']:.3f} to {metric['value']:.3f}.",
             )
-            yield Finding("note", text)
             continue
         baseline = numbers["trivial_baseline"]
         text = f"On {data_set} {run.main_metric} is {metric['value']:.3f}"
@@ -342,8 +340,7 @@ def _cost(run: Run) -> Iterator[Finding]:
     seconds = sum(part["seconds"] for part in run.content["parts"].values())
     text = f"This evaluation took {seconds:.0f} s"
     training = run.content["training"]
-    cost = training and training.get("cost")
-    if cost:
+    if cost := training and training.get("cost"):
         text += f", training {cost['train_seconds']:.0f} s"
         if (ratio := cost.get("ratio_to_plain")) is not None:  # a Trainer measures none
             text += f", a step {ratio:.2f} times a plain one"

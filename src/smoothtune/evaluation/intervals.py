@@ -107,22 +107,18 @@ def scores_with_intervals(
     statistics = task.scorer.example_statistics(predictions, rows)
     measures = task.scorer.detailed_scores
     values = measures(statistics)
-    intervals: dict[str, Interval] = {}
+    intervals: dict[str, tuple[float | None, float | None]] = dict.fromkeys(values, (None, None))
     if len(statistics) > 1:
-        intervals = bootstrap_intervals(measures, statistics, n_resamples=num_resamples, seed=seed)
+        intervals |= bootstrap_intervals(measures, statistics, n_resamples=num_resamples, seed=seed)
     for name, (low, high) in intervals.items():
-        if low == high and low in (0, 1) and name not in task.scorer.losses:
+        if low is not None and low == high and low in (0, 1) and name not in task.scorer.losses:
             share = binomtest(int(low) * len(statistics), len(statistics))
             intervals[name] = Interval(*map(float, share.proportion_ci(method="exact")))
     return {
         "metrics": {
-            name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
+            name: {"value": value, "low": intervals[name][0], "high": intervals[name][1]}
+            for name, value in values.items()
         },
         "rows": len(statistics),
         "trivial_baseline": task.scorer.baseline(rows),
     }
-
-
-def _bounds(interval: tuple[float, float] | None) -> dict[str, float | None]:
-    low, high = interval or (None, None)
-    return {"low": low, "high": high}

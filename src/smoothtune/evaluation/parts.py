@@ -111,14 +111,13 @@ def robustness(subject: Subject) -> Part:
 def corruption(subject: Subject) -> Part:
     """Corrupted tokens and texts."""
     predictor, rows = subject.predictor, subject.rows()
-    texts = subject.texts.select(subject.sample(), keep_in_memory=True)
     length = subject.prepared.report.max_seq_length
     tokens = token_corruption_curve(
         predictor, rows, vocab_size=subject.vocab_size, further=FURTHER_RATES
     )
     curves = {"tokens": tokens} | {
         damage.replace(" ", "_"): text_corruption_curve(
-            predictor, texts, damage, max_seq_length=length
+            predictor, subject.texts, damage, max_seq_length=length
         )
         for damage in TEXT_DAMAGE
     }

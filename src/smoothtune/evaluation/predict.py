@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from smoothtune.evaluation.calibration import CLASSES, LABELS, kind_of
 from smoothtune.evaluation.calibration_file import CALIBRATION, stored_calibration
 from smoothtune.evaluation.conformal import conformal_threshold, prediction_sets
 from smoothtune.evaluation.predictor import load_predictor
-from smoothtune.evaluation.rows_file import CsvForm, target_file, write_rows
+from smoothtune.evaluation.rows_file import target_file, unusual_form, write_rows
 from smoothtune.evaluation.settings import resolve_prediction, training_record
 from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.tasks.base import Task
@@ -74,10 +75,12 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         **_probabilities(task, predictions / (temperature or 1)),
         SET: [] if threshold is None else _sets(task, predictions, rows, threshold),
     }
-    form = CsvForm.of(settings, to)
-    write_rows(to, raw, {name: columns[name] for name in names}, form)
-    if description := form.description():
-        say(console, f"{to} is {description}, as {settings.data} is")
+    sep, encoding = ",", "utf-8"
+    if to.suffix == ".csv" and Path(settings.data).suffix.lower() == ".csv":
+        sep, encoding = settings.sep or sep, settings.encoding or encoding
+    write_rows(to, raw, {name: columns[name] for name in names}, sep=sep, encoding=encoding)
+    if unusual := unusual_form(sep, encoding):
+        say(console, f"{to} is {unusual}, as {settings.data} is")
     return len(raw)
 
 
@@ -110,8 +113,8 @@ def column_names(task: Task, settings: Prediction) -> list[str]:
     Raises:
         ConfigError: an option asks for what the task does not have.
     """
-    kind, type_ = kind_of(task), task.task_type + " of scores" * (kind_of(task) is None)
-    problems = []
+    kind, problems = kind_of(task), []
+    type_ = task.task_type + " of scores" * (kind is None)
     if settings.probabilities and kind not in (CLASSES, LABELS):
         message = f"only for classes or labels of texts and for choices, not for {type_}"
         problems.append(Problem("", "--probabilities", message))
@@ -134,27 +137,22 @@ def column_names(task: Task, settings: Prediction) -> list[str]:
 def _fitted(
     settings: Prediction, base: Base, record: dict[str, Any] | None
 ) -> tuple[float | None, float | None]:
-    """What divides the logits, and the threshold of the sets; None: not asked for.
-
-    Raises:
-        ModelError: they are not kept for these weights, or there are too few rows for the coverage.
-    """
+    """What divides the logits, and the threshold of the sets; None: not asked for."""
     if not settings.calibrated and settings.coverage is None:
         return None, None
     weights, options = weights_fingerprint(base.source), _of_evaluation(settings, record)
     calibration = stored_calibration(settings.model, weights, options)
-    path, temperature, threshold = f"{settings.model}/{CALIBRATION}", None, None
-    if settings.calibrated:
-        temperature = calibration.temperature
-        if temperature is None:
-            rows = calibration.fitted_on
-            raise ModelError(f"{path}: no temperature fits its {rows} rows; evaluate on more")
+    path, temperature = f"{settings.model}/{CALIBRATION}", calibration.temperature
+    if settings.calibrated and temperature is None:
+        rows = calibration.fitted_on
+        raise ModelError(f"{path}: no temperature fits its {rows} rows; evaluate on more")
+    threshold = None
     if settings.coverage is not None:
         try:
             threshold = conformal_threshold(calibration.conformal_scores, settings.coverage)
         except ValueError as error:
             raise ModelError(f"--coverage: {path}: {error}; evaluate on more rows") from error
-    return temperature, threshold
+    return temperature if settings.calibrated else None, threshold
 
 
 def _of_evaluation(settings: Prediction, record: dict[str, Any] | None) -> list[str]:

@@ -22,7 +22,6 @@ from smoothtune.models.load import Base
 from smoothtune.models.lora import is_adapter, load_merged
 from smoothtune.models.positions import check_lengths
 from smoothtune.nn import rng
-from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hooks import Point
 from smoothtune.tasks.base import Task
 
@@ -116,6 +115,13 @@ class Predictor:
             dropout="off",
         )
 
+    def passes(
+        self, rows: Dataset, **options: Any
+    ) -> Iterator[tuple[int, np.ndarray, ForwardPass]]:
+        """Every batch's number, its row numbers (B,), and `clean` with these options."""
+        for number, (indices, batch) in enumerate(self.batches(rows)):
+            yield number, indices, self.clean(batch, **options)
+
     def random_stream(
         self, name: str, batch: Batch, *counters: int
     ) -> AbstractContextManager[None]:
@@ -149,13 +155,11 @@ class Predictor:
             (count, N, W) in the order of the rows.
         """
         predictions = np.zeros((count, len(rows), self.task.head.prediction_width(rows)))
-        with evaluating(self.model):
-            for number, (indices, batch) in enumerate(self.batches(rows)):
-                clean = self.clean(batch, hidden_states=False)
-                for index, delta in enumerate(perturb(clean, number)):
-                    with torch.no_grad():
-                        run = clean.run() if delta is None else clean.at(delta, dropout="off")
-                        self._fill(predictions[index], run, rows, indices)
+        for number, indices, clean in self.passes(rows, hidden_states=False):
+            for index, delta in enumerate(perturb(clean, number)):
+                with torch.no_grad():
+                    run = clean.run() if delta is None else clean.at(delta, dropout="off")
+                self._fill(predictions[index], run, rows, indices)
         return predictions
 
     def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:

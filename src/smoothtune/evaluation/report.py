@@ -12,7 +12,7 @@ from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.calibration import error_of
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
-from smoothtune.evaluation.findings import sentences, verdict
+from smoothtune.evaluation.findings import sentences
 from smoothtune.evaluation.output import EVALUATION
 from smoothtune.evaluation.parts import PARTS
 from smoothtune.files import make_folder, write_atomic
@@ -109,11 +109,10 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
         rows = [list(row) for row in score_table(runs).rows]
         if numbers := run.numbers("calibration"):
             rows += _calibration_rows(numbers)
-        for part in ("robustness", "corruption", "substitution"):
-            for curve in run.curves(part).values():
-                area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
-                rows.append([f"{curve.title}, area under the curve", f"{area}; without: {clean}"])
-        return rows, verdict(run)
+        for curve in run.disturbances.values():
+            area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
+            rows.append([f"{curve.title}, area under the curve", f"{area}; without: {clean}"])
+        return rows, sentences(run)[0]
 
 
 def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
@@ -180,37 +179,37 @@ def _of_part(runs: Sequence[Run], part: str, figures: Sequence[Plot]) -> Iterato
 
 def score_table(runs: Sequence[Run]) -> Table:
     """Metrics with intervals, the training score, the gap, and the scores on other data."""
-    first = runs[0].numbers("metrics")
+    numbers, main = [run.numbers("metrics") for run in runs], runs[0].main_metric
+    train = [(each["train_metrics"] or {}).get(main) for each in numbers]
     rows = [
-        [name, *(_interval(run.numbers("metrics")["metrics"].get(name)) for run in runs)]
-        for name in first["metrics"]
+        *_score_rows([each["metrics"] for each in numbers], list(numbers[0]["metrics"])),
+        [f"{main} on training rows", *map(number, train)],
+        ["generalization gap", *(number(each["generalization_gap"]) for each in numbers)],
+        ["best constant answer", *(number(run.baseline) for run in runs)],
     ]
-    main = runs[0].main_metric
-    rows += [
-        [
-            f"{main} on training rows",
-            *_numbers(runs, lambda n: (n["train_metrics"] or {}).get(main)),
-        ],
-        ["generalization gap", *_numbers(runs, lambda n: n["generalization_gap"])],
-        ["best constant answer", *_numbers(runs, lambda n: n["trivial_baseline"])],
-    ]
-    others = dict.fromkeys(
-        name for run in runs for name in run.content["parts"] if name.startswith(OOD)
-    )
-    for name in others:
-        metrics = [run.numbers(name).get("metrics", {}) for run in runs]
-        for metric in dict.fromkeys(key for scores in metrics for key in scores):
-            title = f"{metric} on {name.removeprefix(OOD)}"
-            rows.append([title, *(_interval(scores.get(metric)) for scores in metrics)])
-    return Table(["", *(run.name for run in runs)], rows)
+    parts = dict.fromkeys(name for run in runs for name in run.content["parts"])
+    for part in filter(lambda name: name.startswith(OOD), parts):
+        scores = [run.numbers(part).get("metrics", {}) for run in runs]
+        names = list(dict.fromkeys(name for each in scores for name in each))
+        rows += _score_rows(scores, names, f" on {part.removeprefix(OOD)}")
+    return _table(runs, rows)
 
 
-def _numbers(runs: Sequence[Run], getter: Any) -> list[str]:
-    return [number(getter(run.numbers("metrics"))) for run in runs]
+def _score_rows(
+    scores: Sequence[dict[str, Any]], names: Sequence[str], where: str = ""
+) -> list[list[str]]:
+    """A row for each metric: its name, and its value with the interval in every run."""
+    rows = []
+    for name in names:
+        metrics = [each.get(name) for each in scores]
+        cells = [with_interval(m["value"], (m["low"], m["high"])) if m else DASH for m in metrics]
+        rows.append([name + where, *cells])
+    return rows
 
 
-def _interval(metric: dict[str, Any] | None) -> str:
-    return with_interval(metric["value"], (metric["low"], metric["high"])) if metric else DASH
+def _table(runs: Sequence[Run], rows: list[list[str]], *, wraps: bool = False) -> Table:
+    """Rows that have a title, and a cell for every run."""
+    return Table(["", *(run.name for run in runs)], rows, wraps=wraps)
 
 
 def summary_table(runs: Sequence[Run], part: str) -> Table:
@@ -223,7 +222,7 @@ def summary_table(runs: Sequence[Run], part: str) -> Table:
         columns.append(numbers)
     names = dict.fromkeys(name for numbers in columns for name in numbers)
     rows = [[name, *(_value(numbers.get(name)) for numbers in columns)] for name in names]
-    return Table(["", *(run.name for run in runs)], rows)
+    return _table(runs, rows)
 
 
 def _flat(numbers: dict[str, Any], within: str = "") -> dict[str, Any]:
@@ -257,16 +256,11 @@ def plots(runs: Sequence[Run], part: str) -> list[Plot]:
 
 def _score_frame(runs: Sequence[Run]) -> Frame:
     """What all plots of the main metric share: the line of chance, and the axis."""
-    label, chance = (
-        metric_label(runs[0].main_metric),
-        runs[0].numbers("metrics")["trivial_baseline"],
-    )
-    values = [chance]
-    for run in runs:
-        for curve in (curve for part in SECTIONS for curve in run.curves(part).values()):
-            if curve.y_label == label:
-                points = [point for series in curve.series.values() for point in series]
-                values += [v for p in points for v in (p.y, p.low, p.high) if v is not None]
+    label, chance = metric_label(runs[0].main_metric), runs[0].baseline
+    curves = [curve for run in runs for part in SECTIONS for curve in run.curves(part).values()]
+    lines = [line for curve in curves if curve.y_label == label for line in curve.series.values()]
+    bounds = [bound for points in lines for p in points for bound in (p.y, p.low, p.high)]
+    values = [chance, *(bound for bound in bounds if bound is not None)]
     pad = 0.04 * (max(values) - min(values)) or 0.01
     limits = min(values) - pad, max(values) + pad
     return Frame(styles(run.label for run in runs), chance, limits)
@@ -308,7 +302,7 @@ def provenance_table(runs: Sequence[Run]) -> Table:
             [f"{title} {name}", *(str(run.content[group].get(name)) for run in runs)]
             for name in runs[0].content[group]
         ]
-    return Table(["", *(run.name for run in runs)], rows, wraps=True)
+    return _table(runs, rows, wraps=True)
 
 
 def _of_training(run: Run, name: str) -> str:

@@ -6,7 +6,6 @@ import codecs
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -44,43 +43,20 @@ def target_file(settings: Prediction) -> Path:
     return to
 
 
-@dataclass(frozen=True)
-class CsvForm:
-    """How CSV is written: as the data, where these are CSV."""
-
-    sep: str = ","
-    encoding: str = "utf-8"
-
-    @classmethod
-    def of(cls, settings: Prediction, to: Path) -> CsvForm:
-        """The form of the predictions of a file."""
-        if to.suffix != ".csv" or Path(settings.data).suffix.lower() != ".csv":
-            return cls()
-        return cls(settings.sep or ",", settings.encoding or "utf-8")
-
-    def description(self) -> str:
-        """What is unusual about it; "" if nothing is."""
-        sep = "" if self.sep == "," else f"separated by {self.sep!r}"
-        encoding = "" if codecs.lookup(self.encoding).name == "utf-8" else f"in {self.encoding}"
-        return " and ".join(filter(None, (sep, encoding)))
-
-    def encoded(self, text: str, to: Path) -> bytes:
-        """A text as it is written.
-
-        Raises:
-            OutputError: it holds a character that the encoding lacks.
-        """
-        try:
-            return text.encode(self.encoding)
-        except UnicodeEncodeError as error:
-            raise OutputError(
-                f"{to}: {text[error.start]!r} cannot be written in {self.encoding}; "
-                "choose a .jsonl or .parquet file"
-            ) from error
+def unusual_form(sep: str, encoding: str) -> str:
+    """What is unusual about the form of a CSV file; "" if nothing is."""
+    parts = [f"separated by {sep!r}"] * (sep != ",")
+    parts += [f"in {encoding}"] * (codecs.lookup(encoding).name != "utf-8")
+    return " and ".join(parts)
 
 
 def write_rows(
-    to: Path, raw: Dataset, columns: Mapping[str, list[Any]], form: CsvForm | None = None
+    to: Path,
+    raw: Dataset,
+    columns: Mapping[str, list[Any]],
+    *,
+    sep: str = ",",
+    encoding: str = "utf-8",
 ) -> None:
     """Write rows with further columns, atomically; the ending of the file is its format.
 
@@ -95,24 +71,30 @@ def write_rows(
             raw = raw.add_column(name, values)
         with replacing(to) as partial, quiet():
             raw.to_parquet(str(partial))
-    elif to.suffix == ".jsonl":
-        rows = _rows(raw, columns)
+        return
+    rows = enumerate(_rows(raw, columns))
+    if to.suffix == ".jsonl":
         write_atomic(to, "".join(f"{_json(row, f'{to}: row {i}')}\n" for i, row in rows))
-    else:
-        cells = (
-            [_cell(value, f"{to}: row {i}, column {name!r}") for name, value in row.items()]
-            for i, row in _rows(raw, columns)
-        )
-        form = form or CsvForm()
-        text = csv_text([*raw.column_names, *columns], cells, sep=form.sep)
-        write_atomic(to, form.encoded(text, to))
+        return
+    cells = (
+        [_cell(value, f"{to}: row {i}, column {name!r}") for name, value in row.items()]
+        for i, row in rows
+    )
+    text = csv_text([*raw.column_names, *columns], cells, sep=sep)
+    try:
+        write_atomic(to, text.encode(encoding))
+    except UnicodeEncodeError as error:
+        raise OutputError(
+            f"{to}: {text[error.start]!r} cannot be written in {encoding}; "
+            "choose a .jsonl or .parquet file"
+        ) from error
 
 
-def _rows(raw: Dataset, columns: Mapping[str, list[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(raw: Dataset, columns: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     nested = [name for name, feature in raw.features.items() if isinstance(feature, Json)]
     for index, row in enumerate(raw):
         decoded = {name: json.loads(row[name]) for name in nested if row[name] is not None}
-        yield index, row | decoded | {name: values[index] for name, values in columns.items()}
+        yield row | decoded | {name: values[index] for name, values in columns.items()}
 
 
 def _cell(value: Any, where: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
-from smoothtune.config.evaluation import OOD, Settings, further_title
+from smoothtune.config.evaluation import Settings, other_data_set
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, say
@@ -164,15 +164,12 @@ def check_other_data(subject: Subject, done: Collection[str]) -> None:
     Raises:
         DataError: data cannot be read, or do not fit the task; of all sets.
     """
-    settings, problems = subject.settings, []
-    for name, other in settings.ood.items():
-        titles = {OOD + name}
-        if settings.further_share:
-            titles.add(further_title(name, settings.further_share))
-        if titles <= set(done):
-            continue
+    missing, problems = requested_parts(subject.settings).keys() - set(done), []
+    data_sets = {other_data_set(part) for part in missing}
+    for name, other in subject.settings.ood.items():
         try:
-            labeled_rows(other, subject.prepared.task, name=name)
+            if name in data_sets:
+                labeled_rows(other, subject.prepared.task, name=name)
         except DataError as error:
             problems.append(f"--ood {name}: {error}")
     if problems:
@@ -182,15 +179,7 @@ def check_other_data(subject: Subject, done: Collection[str]) -> None:
 def load_subject(
     settings: Settings, training: dict[str, Any] | None, bar: Bar
 ) -> tuple[Subject, dict[str, str]]:
-    """Load the model, or the ensemble, and its data, with their fingerprints.
-
-    On the data of the training run, wherever they lie, the rows are split as they were then; other
-    data are evaluated on as they are.
-
-    Raises:
-        ModelError: the model cannot be loaded, or does not fit the task.
-        DataError: the data cannot be evaluated on.
-    """
+    """Load the model, or the ensemble, and its data, with their fingerprints."""
     names = (settings.model, *settings.ensemble)
     bases = [load_base(name, trust_remote_code=settings.trust_remote_code) for name in names]
     prepared = _read_data(settings, training, bases[0])
@@ -209,7 +198,7 @@ def load_subject(
 
 
 def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) -> Prepared:
-    """The data; of the training run they are split as they were then."""
+    """The data; those of the training run, wherever they lie, are split as they were then."""
     task = configured_task(settings)
     prepare_rows: Callable[..., Prepared] = prepare
     if not (is_training_data(settings, training) or is_copy(settings, training, task)):
@@ -234,7 +223,7 @@ def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) 
 
 def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
     """Whether data at another place have the very rows that a training run used."""
-    recorded = training and training.get("fingerprints", {}).get("data")
+    recorded = (training or {}).get("fingerprints", {}).get("data")
     if training is None or not recorded or settings.task != training["config"].get("task"):
         return False
     try:

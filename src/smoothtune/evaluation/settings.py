@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from smoothtune.config.draft import Draft
 from smoothtune.config.evaluation import Prediction, Settings
-from smoothtune.config.fields import SpanFields
+from smoothtune.config.fields import DataFields, SpanFields
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.files import RESULT, read_json
 from smoothtune.results import Training
@@ -18,19 +18,8 @@ from smoothtune.tasks.presets import TASKS
 AnySettings = TypeVar("AnySettings", Settings, Prediction)
 
 MAX_TRAIN_SAMPLES = 1000
-ABOUT_TASK = (
-    "data",
-    "text_columns",
-    "label_column",
-    "label_separator",
-    "label_columns",
-    "choice_columns",
-    "task_type",
-    "merge_labels",
-    "label_type",
-    "sep",
-    "encoding",
-)
+OF_ANY_TASK = {"task", "drop_missing", "trust_remote_code"}
+ABOUT_TASK = tuple(name for name in DataFields.model_fields if name not in OF_ANY_TASK)
 """Fields taken from a training run on the same task; its new files have the form of the old."""
 FROM_TRAINING = ("task", "max_seq_length", *SpanFields.model_fields)
 """Fields taken from any training run."""
@@ -60,7 +49,8 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         ConfigError: no known task, or a share of other data that is not named.
     """
     run = record["config"] if record else {}
-    filled = _from_training(settings, run, ("max_eval_samples", "drop_missing"))
+    more = ("max_train_samples", "max_eval_samples", "drop_missing")
+    filled = _from_training(settings, run, more)
     if (most := settings.max_eval_samples) is not None:
         filled["ood"] = {
             name: replace(other, max_rows=min(most, other.max_rows or most))
@@ -70,22 +60,18 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         filled["data"] = seen_from_here(filled["data"], run, settings.model)
     if settings.base_model is None and not run.get("allow_new_weights"):
         base = run.get("model")
-        filled["base_model"] = (
-            base if base == "minilm" else seen_from_here(base, run, settings.model)
-        )
+        is_bundled = base == "minilm"
+        filled["base_model"] = base if is_bundled else seen_from_here(base, run, settings.model)
     if settings.data_seed is None:
         filled["data_seed"] = run.get("seed", 42)
-    if settings.max_train_samples is None:
-        filled["max_train_samples"] = run.get("max_train_samples")
     completed = _validated(settings, filled)
-    trained_on = min(completed.max_train_samples or MAX_TRAIN_SAMPLES, MAX_TRAIN_SAMPLES)
-    completed = completed.model_copy(update={"max_train_samples": trained_on})
     problems = _task_problems(completed)
     if completed.further_share is not None and not completed.ood:
         problems.append(Problem("", "--further-share", "needs --ood beside it"))
     if problems:
         raise ConfigError(problems)
-    return completed
+    trained_on = min(completed.max_train_samples or MAX_TRAIN_SAMPLES, MAX_TRAIN_SAMPLES)
+    return completed.model_copy(update={"max_train_samples": trained_on})
 
 
 def resolve_prediction(settings: Prediction, record: dict[str, Any] | None) -> Prediction:
@@ -114,11 +100,7 @@ def _from_training(
 
 
 def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
-    """The settings with what the training run says.
-
-    Raises:
-        ConfigError: a field of ``result.json`` has no valid value.
-    """
+    """The settings with what the training run says, of which an error names ``result.json``."""
     set_fields = {name: getattr(settings, name) for name in settings.model_fields_set}
     record = Draft(Path(settings.model) / RESULT)
     return record.validated(type(settings), set_fields | filled)
@@ -135,23 +117,17 @@ def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:
     Returns:
         The path from here; `path` itself where it is the same, or where nothing lies there.
     """
-    start = _started_in(run, model)
-    if start is None or not isinstance(path, str):
+    output_dir, folder = run.get("output_dir"), os.path.abspath(os.path.expanduser(model))
+    if not isinstance(path, str) or not isinstance(output_dir, str) or os.path.isabs(output_dir):
+        return path
+    below = os.sep + os.path.normpath(output_dir)
+    if not folder.endswith(below):
         return path
     here = os.path.expanduser(path)
-    candidate = os.path.join(start, here)
+    candidate = os.path.join(folder.removesuffix(below), here)
     if not os.path.exists(candidate) or os.path.exists(here) and os.path.samefile(candidate, here):
         return path
     return candidate
-
-
-def _started_in(run: dict[str, Any], model: str) -> str | None:
-    """The folder in which a run was started; None if it is not to be seen from its own place."""
-    if not isinstance(run.get("output_dir"), str) or os.path.isabs(run["output_dir"]):
-        return None
-    below = os.path.normpath(run["output_dir"])
-    folder = os.path.abspath(os.path.expanduser(model))
-    return folder.removesuffix(os.sep + below) if folder.endswith(os.sep + below) else None
 
 
 def where_recorded(settings: Settings, record: dict[str, Any] | None) -> str:
@@ -181,12 +157,11 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
 
 
 def _task_problems(settings: Settings | Prediction) -> list[Problem]:
-    problems = []
     if settings.task is None:
         message = "name the task the model was trained for; its folder does not say it"
-        problems.append(Problem("", "--task", message))
     elif (settings.text_columns or settings.task_type) is None and settings.task not in TASKS:
         message = unknown("task", settings.task, TASKS)
         message += "; or describe your data with --text-column and --label-column, or --task-type"
-        problems.append(Problem("", "--task", message))
-    return problems
+    else:
+        return []
+    return [Problem("", "--task", message)]

@@ -23,7 +23,6 @@ from smoothtune.functional.input_derivatives import InputDerivatives
 from smoothtune.functional.noise import NoiseKind, gaussian, number_of_neighbors
 from smoothtune.methods.noise import Noise
 from smoothtune.nn.architecture import blocks
-from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 STEP = 0.01
@@ -56,16 +55,15 @@ def derivative_norms(
     derivatives.attach(predictor.model)
     predictor.progress.start("Jacobian and Hessian", predictor.num_batches(rows))
     squares: list[tuple[np.ndarray, np.ndarray]] = []
-    with torch.no_grad(), evaluating(predictor.model):
-        for number, (_, batch) in enumerate(predictor.batches(rows)):
-            clean = predictor.clean(batch)
+    with torch.no_grad():
+        for number, _, clean in predictor.passes(rows):
 
             def function(delta: Tensor, clean: ForwardPass = clean) -> list[Tensor]:
                 return _representations(clean.at(delta * clean.mask[..., None], dropout="off"))
 
             drawn = []
             for probe in range(num_probes):
-                with predictor.random_stream("derivatives", batch, probe, number):
+                with predictor.random_stream("derivatives", clean.batch, probe, number):
                     drawn.append(
                         finite_difference_per_layer(
                             function, clean.zeros(), hessian=True, step=derivatives.absolute_step
@@ -141,13 +139,14 @@ def noise_propagation(
         layers = sorted({quarter * depth // 4 for quarter in range(4)})
     predictor.progress.start("noise attenuation", predictor.num_batches(rows))
     errors = {layer: np.empty((2, depth - layer + 1, len(rows))) for layer in layers}
-    with torch.no_grad(), evaluating(predictor.model):
-        for number, (chosen, batch) in enumerate(predictor.batches(rows)):
-            clean = predictor.clean(batch, points=tuple(layers)).run()
+    with torch.no_grad():
+        for number, chosen, clean in predictor.passes(rows, points=tuple(layers)):
+            clean.run()
             for layer, of_layer in errors.items():
                 samples = []
                 for sample in range(num_samples):
-                    with predictor.random_stream(f"attenuation/{layer}", batch, sample, number):
+                    stream = f"attenuation/{layer}"
+                    with predictor.random_stream(stream, clean.batch, sample, number):
                         samples.append(_errors(clean, layer, ratio))
                 of_layer[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
     series: dict[str, list[CurvePoint]] = {}
@@ -235,10 +234,9 @@ def noise_spectrum(
 def _vectors(predictor: Predictor, rows: Dataset, noise: Noise, num_vectors: int) -> np.ndarray:
     """(N, D) noise vectors of real tokens."""
     vectors: list[np.ndarray] = []
-    with torch.no_grad(), evaluating(predictor.model):
-        for number, (_, batch) in enumerate(predictor.batches(rows)):
-            clean = predictor.clean(batch, hidden_states=False)
-            with predictor.random_stream(f"spectrum/{noise.noise}", batch, number):
+    with torch.no_grad():
+        for number, _, clean in predictor.passes(rows, hidden_states=False):
+            with predictor.random_stream(f"spectrum/{noise.noise}", clean.batch, number):
                 vectors.append(noise.draw(clean)[clean.mask].double().cpu().numpy())
             if sum(map(len, vectors)) >= num_vectors:
                 break

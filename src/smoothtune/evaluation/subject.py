@@ -34,9 +34,10 @@ class Subject:
 
     @cached_property
     def texts(self) -> Dataset:
-        """Texts of the validation rows."""
+        """Texts of the validation rows of `sample`."""
         source = self.settings.data or self.prepared.task.hub_id or ""
-        return validation_texts(source, self.prepared)
+        texts = validation_texts(source, self.prepared)
+        return texts.select(self.sample(), keep_in_memory=True)
 
     def num_examples(self, rows: Dataset) -> int:
         """Number of examples; one with a long context has several rows."""

@@ -27,7 +27,6 @@ from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.input_derivatives import scores
 from smoothtune.nn import rng
-from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 STEP = 0.01
@@ -72,11 +71,11 @@ def noise_expansion(
     """
     predictor.progress.start("expansion of noise", predictor.num_batches(rows))
     total = np.zeros((3, len(sigmas)))
-    with torch.no_grad(), evaluating(predictor.model):
-        for number, (_, batch) in enumerate(predictor.batches(rows)):
-            clean = predictor.clean(batch, points=(0,)).run()
+    with torch.no_grad():
+        for number, _, clean in predictor.passes(rows, points=(0,)):
+            clean.run()
             for probe in range(num_probes):
-                with predictor.random_stream("expansion", batch, probe, number):
+                with predictor.random_stream("expansion", clean.batch, probe, number):
                     direction = rng.normal_like(clean.embeddings(0))
                 expansion = _expansion(clean, direction, sigmas)
                 square = np.square(sigmas)
@@ -140,25 +139,23 @@ def lipschitz(predictor: Predictor, rows: Dataset, *, ratio: float = RATIO) -> d
     """
     predictor.progress.start("Lipschitz bounds", predictor.num_batches(rows))
     batches: list[np.ndarray] = []
-    with evaluating(predictor.model):
-        for number, (_, batch) in enumerate(predictor.batches(rows)):
-            clean = predictor.clean(batch, hidden_states=False, differentiable=True).run()
-            if scores(clean).shape[1] > MAX_OUTPUTS:
-                return {}
-            rows_of = _jacobian(clean)
-            values, left = torch.linalg.eigh(rows_of @ rows_of.mT)
-            spectral, frobenius = values[:, -1].clamp(min=0).sqrt(), values.sum(1).sqrt()
-            steepest = (left[..., -1, None] * rows_of).sum(1)
-            with predictor.random_stream("lipschitz", batch, number), torch.no_grad():
-                noise = rng.normal_like(clean.embeddings()) * clean.mask[..., None]
-                quotients = [
-                    _quotient(clean, direction, ratio)
-                    for direction in (steepest, -steepest, noise.double().flatten(1))
-                ]
-            along = torch.maximum(*quotients[:2])
-            above = (along > frobenius).double()
-            columns = [spectral, frobenius, along, quotients[2], above]
-            batches.append(torch.stack(columns).cpu().numpy())
+    for number, _, clean in predictor.passes(rows, hidden_states=False, differentiable=True):
+        if scores(clean.run()).shape[1] > MAX_OUTPUTS:
+            return {}
+        rows_of = _jacobian(clean)
+        values, left = torch.linalg.eigh(rows_of @ rows_of.mT)
+        spectral, frobenius = values[:, -1].clamp(min=0).sqrt(), values.sum(1).sqrt()
+        steepest = (left[..., -1, None] * rows_of).sum(1)
+        with predictor.random_stream("lipschitz", clean.batch, number), torch.no_grad():
+            noise = rng.normal_like(clean.embeddings()) * clean.mask[..., None]
+            quotients = [
+                _quotient(clean, direction, ratio)
+                for direction in (steepest, -steepest, noise.double().flatten(1))
+            ]
+        along = torch.maximum(*quotients[:2])
+        above = (along > frobenius).double()
+        columns = [spectral, frobenius, along, quotients[2], above]
+        batches.append(torch.stack(columns).cpu().numpy())
     names = ["spectral norm", "Frobenius norm", "moved along the steepest direction"]
     names += ["moved by noise", "above the bound"]
     means = np.concatenate(batches, axis=1).mean(1)

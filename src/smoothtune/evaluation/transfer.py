@@ -21,12 +21,11 @@ from smoothtune.config.evaluation import OtherData
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.locations import keep_locations, row_locator
-from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import ClassLookup
-from smoothtune.tasks.prepare import Prepared
+from smoothtune.tasks.prepare import Prepared, tokenized_examples
 from smoothtune.tasks.presets import TASKS
 
 FURTHER_BATCH = 16
@@ -98,55 +97,39 @@ def preset_of(other: OtherData) -> Task | None:
 
 def source_of(other: OtherData) -> str:
     """Where another data set is read from: a path, or a data set of the hub."""
-    preset = TASKS.get(other.source)
-    if preset is None or os.path.exists(other.source):
-        return other.source
-    return preset.hub_id or other.source
+    preset = None if os.path.exists(other.source) else TASKS.get(other.source)
+    return (preset and preset.hub_id) or other.source
 
 
 def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where: str) -> Dataset:
-    """The rows with the task's class names in place of their labels.
-
-    `labels` say which of the task's classes, by name or number, each label means; None: rows stay
-    as they are.
-
-    Raises:
-        DataError: a row has a label that `labels` does not name, or `labels` names a class that the
-            task has not.
-    """
+    """The rows with the task's class names in place of their labels; see `OtherData.labels`."""
     if labels is None:
         return raw
-    column = task.label_column
-    classes = _classes(labels, task, where)
-    feature = raw.features[column]
-    values = raw[column][:]
+    column, classes = task.label_column, _classes(labels, task, where)
+    feature, values = raw.features[column], raw[column][:]
     if isinstance(feature, ClassLabel):
         values = [feature.int2str(value) for value in values]
-    names = []
-    locate = row_locator(raw)
     for row, value in enumerate(values):
         if str(value) not in classes:
             raise DataError(
-                f"{where}, {locate(row)}, column {column!r}: label {value!r} is not among those "
-                f"that are given a meaning: {', '.join(classes)}"
+                f"{where}, {row_locator(raw)(row)}, column {column!r}: label {value!r} is not "
+                f"among those that are given a meaning: {', '.join(classes)}"
             )
-        names.append(classes[str(value)])
+    names = [classes[str(value)] for value in values]
     return keep_locations(raw.remove_columns(column).add_column(column, names), raw)
 
 
 def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, str]:
     """The name of the class that each label stands for."""
-    names = list(task.label_names or ())
-    lookup = ClassLookup(names)
-    classes = {}
+    lookup, classes = ClassLookup(task.label_names or ()), {}
     for label, target in labels.items():
         index = lookup.index(target)
         if index is None:
             raise DataError(
                 f"{where}: label {label!r} is to mean {target!r}, but the classes of task "
-                f"{task.name} are {', '.join(names) or 'none: it is a regression'}"
+                f"{task.name} are {', '.join(lookup.names) or 'none: it is a regression'}"
             )
-        classes[label] = names[index]
+        classes[label] = lookup.names[index]
     return classes
 
 
@@ -159,13 +142,13 @@ def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, 
     labels = np.asarray(rows["labels"][:])
     classes = labels if np.issubdtype(labels.dtype, np.integer) else None
     try:
-        some, rest = train_test_split(
+        parts = train_test_split(
             np.arange(len(rows)), train_size=share, random_state=seed, stratify=classes
         )
     except ValueError as error:
         raise DataError(f"{share:.0%} of {len(rows)} rows cannot be trained on: {error}") from error
-    keep: dict[str, Any] = {"keep_in_memory": True}
-    return rows.select(np.sort(some), **keep), rows.select(np.sort(rest), **keep)
+    some, rest = (rows.select(np.sort(part), keep_in_memory=True) for part in parts)
+    return some, rest
 
 
 def trained_further(
@@ -253,17 +236,15 @@ def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> tuple[Task,
 
 def _own_columns(task: Task, raw: Dataset, name: str) -> str:
     """How to name the columns of another data set in the place of those that it lacks."""
-    of = f"--ood-set {name}." if name else ""
-    fields = {
-        "text_columns": (task.text_columns, ", ".join("COLUMN" for _ in task.text_columns)),
-        "label_column": ((task.label_column,), "COLUMN"),
-    }
-    options = [
-        f"{of}{field}={columns if len(required) == 1 else f'[{columns}]'}"
-        for field, (required, columns) in fields.items()
-        if len(raw) and set(required) - set(raw.column_names)
-    ]
-    return f"; name its own with {' and '.join(options)}" if options else ""
+    if not len(raw):
+        return ""
+    of, missing = f"--ood-set {name}." if name else "", []
+    if set(task.text_columns) - set(raw.column_names):
+        columns = "COLUMN" if len(task.text_columns) == 1 else "[COLUMN, COLUMN]"
+        missing.append(f"{of}text_columns={columns}")
+    if task.label_column not in raw.column_names:
+        missing.append(f"{of}label_column=COLUMN")
+    return f"; name its own with {' and '.join(missing)}" if missing else ""
 
 
 def other_rows(
@@ -274,26 +255,19 @@ def other_rows(
     max_seq_length: int,
     vocab_size: int,
 ) -> tuple[Dataset, int]:
-    """All rows of another data set for the same task; repeated texts count once.
-
-    Labels that are written as names mean the class of that name, unless `other` gives them another
-    meaning.
+    """All rows of another data set for the same task, tokenized; repeated texts count once.
 
     Returns:
-        Tokenized rows, and how many repeat an earlier one and were left out.
+        The rows, and how many repeat an earlier one and were left out.
 
     Raises:
-        DataError: the source cannot be read, or does not fit the task.
+        DataError: as `labeled_rows`.
     """
     task, examples, where = labeled_rows(other, task)
     texts = [examples[name][:] for name in task.rows.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = pd.Series(keys).drop_duplicates().index.tolist()
-    repeated = len(keys) - len(first)
     selected = examples.select(first[: other.max_rows], keep_in_memory=True)
-    try:
-        rows = task.rows.tokenize(selected, tokenizer, max_seq_length, fingerprint(selected))
-    except DataError as error:
-        raise DataError(f"{where}, {error}") from error
-    check_token_ids(rows, vocab_size, where)
-    return rows, repeated
+    content = fingerprint(selected)
+    rows = tokenized_examples(selected, task, tokenizer, max_seq_length, content, vocab_size, where)
+    return rows, len(keys) - len(first)

@@ -13,12 +13,11 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 
-from smoothtune.evaluation.drift import weights_by_layer
+from smoothtune.evaluation.drift import layer_numbers
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.methods.sam import moved
 from smoothtune.nn.architecture import blocks
-from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 RHO = 0.05
@@ -33,15 +32,14 @@ def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str,
     weights = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
     total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in weights.items()}
     count = 0
-    with evaluating(predictor.model):
-        for _, batch in predictor.batches(rows):
-            losses = predictor.task.head.num_losses(batch)
-            loss = task_loss(predictor.clean(batch, hidden_states=False).run())
-            parts = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-            total += losses * float(loss.detach())
-            count += losses
-            for sum_, part in zip(gradients.values(), parts, strict=True):
-                sum_ += losses * part
+    for _, _, clean in predictor.passes(rows, hidden_states=False):
+        losses = predictor.task.head.num_losses(clean.batch)
+        loss = task_loss(clean.run())
+        parts = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        total += losses * float(loss.detach())
+        count += losses
+        for sum_, part in zip(gradients.values(), parts, strict=True):
+            sum_ += losses * part
     return total / count, {name: gradient / count for name, gradient in gradients.items()}
 
 
@@ -66,11 +64,10 @@ def weight_side(
     step = [float(rho / length) * g for g in gradients.values()]
     above, total = 0.0, 0
     climbed = moved([weights[name] for name in gradients], step)
-    with torch.no_grad(), evaluating(predictor.model), climbed:
-        for _, batch in predictor.batches(rows):
-            run = predictor.clean(batch, hidden_states=False).run()
-            losses = predictor.task.head.num_losses(batch)
-            above += losses * float(task_loss(run))
+    with torch.no_grad(), climbed:
+        for _, _, clean in predictor.passes(rows, hidden_states=False):
+            losses = predictor.task.head.num_losses(clean.batch)
+            above += losses * float(task_loss(clean.run()))
             total += losses
     used = {n: norm for n, norm in zip(gradients, norms.tolist(), strict=True) if norm > 0}
     spread = max(used.values()) / float(np.median([*used.values()])) if used else 1.0
@@ -85,8 +82,7 @@ def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
         number of the block from 1, and one more for what is above. The largest value of the first
         is the model's gradient spread.
     """
-    inside = weights_by_layer(model)
-    layer_of = {name: layer for layer, names in inside.items() for name in names}
+    layer_of = layer_numbers(model)
     layers: dict[int, list[float]] = defaultdict(list)
     middle = float(np.median([*norms.values()]))
     for name, norm in norms.items():

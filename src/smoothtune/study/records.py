@@ -85,8 +85,7 @@ def read_study(folder: Path) -> StudyRecord:
     if content is None:
         raise OutputError(f"{folder} holds no study")
     mend = "remove the file, and run the study's command again"
-    StudyRecord.check(content, folder / STUDY, "study", mend=mend)
-    return StudyRecord.parse(content)
+    return StudyRecord.check(content, folder / STUDY, "study", mend=mend)
 
 
 def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
