@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import TEXTS, fingerprint
 from smoothtune.evaluation.disturbance import CHANGED, disturbance_curve
@@ -26,7 +25,6 @@ FURTHER_RATES = (0.3, 0.5, 0.7, 1.0)
 """Rates that follow until the metric has lost 10 points."""
 JUDGED_RATE = 0.1
 """At which the share of rows that change is counted: of short texts the nearest number is 0."""
-TextDamage = Callable[[str, float, np.random.Generator], str]
 
 
 def exactly(rate: float, count: int) -> int:
@@ -77,10 +75,9 @@ def typos(text: str, rate: float, rng: np.random.Generator) -> str:
     words, gaps = _words(text)
     positions = [position for position, word in enumerate(words) if sum(map(str.isalpha, word)) > 1]
     for position in rng.permutation(positions)[: exactly(rate, len(positions))]:
-        damaged = words[position]
-        while damaged == words[position]:
-            damaged = _mistype(words[position], rng)
-        words[position] = damaged
+        word = words[position]
+        while words[position] == word:
+            words[position] = _mistype(word, rng)
     return _text(words, gaps)
 
 
@@ -128,19 +125,12 @@ def _text(words: list[str], gaps: list[str]) -> str:
     return "".join(f"{gap}{word}" for gap, word in zip(gaps, words, strict=False)) + gaps[-1]
 
 
-TEXT_DAMAGE: dict[str, TextDamage] = {
+TEXT_DAMAGE: dict[str, Callable[[str, float, np.random.Generator], str]] = {
     "typos": typos,
     "dropped words": drop_words,
     "swapped words": swap_words,
 }
 """Damage of texts by its name."""
-
-
-def ordinary_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> np.ndarray:
-    """Ids that are no special tokens and that the model has embeddings for."""
-    special = set(tokenizer.all_special_ids)
-    vocabulary = set(tokenizer.get_vocab().values())
-    return np.array(sorted(token for token in vocabulary - special if token < vocab_size))
 
 
 def token_corruption_curve(
@@ -163,7 +153,8 @@ def token_corruption_curve(
         num_samples: samples for every rate above 0.
     """
     special = set(predictor.tokenizer.all_special_ids)
-    ordinary = ordinary_tokens(predictor.tokenizer, vocab_size)
+    vocabulary = set(predictor.tokenizer.get_vocab().values())
+    ordinary = np.array(sorted(token for token in vocabulary - special if token < vocab_size))
 
     def damaged(rate: float, rng: np.random.Generator) -> Dataset:
         ids = [
@@ -211,16 +202,16 @@ def damaged_texts(
     max_seq_length: int,
 ) -> tuple[Dataset, Dataset]:
     """Damaged texts, and the same tokenized; arguments as of `text_corruption_curve`."""
-    change = TEXT_DAMAGE[damage]
-
-    def row(example: dict[str, str]) -> dict[str, str]:
-        return {name: change(example[name], rate, rng) for name in TEXTS if name in example}
-
-    changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
-    reader = predictor.task.rows
-    return changed, reader.tokenize(
+    examples = texts.to_list()
+    for example in examples:
+        for name in TEXTS:
+            if name in example:
+                example[name] = TEXT_DAMAGE[damage](example[name], rate, rng)
+    changed = Dataset.from_list(examples)
+    rows = predictor.task.rows.tokenize(
         changed, predictor.tokenizer, max_seq_length, fingerprint(changed)
     )
+    return changed, rows
 
 
 def _curve(
@@ -235,11 +226,10 @@ def _curve(
     ids: dict[float, list[list[list[int]]]] = {}
 
     def scores(some: Sequence[float]) -> Iterator[list[float]]:
-        samples = {rate: range(num_samples if rate else 1) for rate in some}
-        passes = sum(map(len, samples.values()))
-        predictor.progress.start(name, passes * predictor.num_batches(rows))
-        for rate in some:
-            draws = (np.random.default_rng([predictor.seed, sample]) for sample in samples[rate])
+        counts = [num_samples if rate else 1 for rate in some]
+        predictor.progress.start(name, sum(counts) * predictor.num_batches(rows))
+        for rate, count in zip(some, counts, strict=True):
+            draws = (np.random.default_rng([predictor.seed, sample]) for sample in range(count))
             changed = [damaged(rate, rng) for rng in draws]
             if rate in (0, JUDGED_RATE):
                 ids[rate] = [each["input_ids"][:] for each in changed]

@@ -37,11 +37,10 @@ class Ensemble(Predictor):
             ModelError: the models split texts otherwise, or predict what has no mean.
         """
         first, *others = members
-        task = first.task
-        if kind_of(task) is ANSWERS:
+        if kind_of(first.task) is ANSWERS:
             raise ModelError(
-                f"an ensemble needs probabilities or scores to average, and {task.task_type} has "
-                "none: evaluate one model"
+                "an ensemble needs probabilities or scores to average, and "
+                f"{first.task.task_type} has none: evaluate one model"
             )
         vocabulary = first.tokenizer.get_vocab()
         for name, other in zip(names[1:], others, strict=True):
@@ -64,16 +63,13 @@ class Ensemble(Predictor):
 
 def mean_prediction(predictions: np.ndarray, task: Task) -> np.ndarray:
     """Predictions (N, W) of an ensemble from those of its M models (M, N, W)."""
+
+    def log_mean(log_probabilities: np.ndarray) -> np.ndarray:
+        return logsumexp(log_probabilities, axis=0) - np.log(len(predictions))
+
     kind = kind_of(task)
     if kind is None:
-        scores: np.ndarray = predictions.mean(0)
-        return scores
+        return np.asarray(predictions.mean(0))
     if kind is LABELS:
-        return _log_mean(log_expit(predictions)) - _log_mean(log_expit(-predictions))
-    return _log_mean(log_softmax(predictions, axis=-1))
-
-
-def _log_mean(log_probabilities: np.ndarray) -> np.ndarray:
-    """(N, W) log of the mean over the first axis."""
-    log_mean: np.ndarray = logsumexp(log_probabilities, axis=0) - np.log(len(log_probabilities))
-    return log_mean
+        return log_mean(log_expit(predictions)) - log_mean(log_expit(-predictions))
+    return log_mean(log_softmax(predictions, axis=-1))

@@ -39,11 +39,7 @@ from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation
 from smoothtune.evaluation.subject import Subject
 from smoothtune.evaluation.substitution import substitution_curve
 from smoothtune.evaluation.theory import lipschitz, noise_expansion
-from smoothtune.evaluation.transfer import (
-    other_rows,
-    split_for_further,
-    trained_further,
-)
+from smoothtune.evaluation.transfer import other_rows, split_for_further, trained_further
 from smoothtune.evaluation.weight_gradients import weight_side
 from smoothtune.models.lora import merged_copy
 from smoothtune.report.curves import Curve
@@ -112,15 +108,13 @@ def corruption(subject: Subject) -> Part:
     """Corrupted tokens and texts."""
     predictor, rows = subject.predictor, subject.rows()
     length = subject.prepared.report.max_seq_length
-    tokens = token_corruption_curve(
-        predictor, rows, vocab_size=subject.vocab_size, further=FURTHER_RATES
-    )
-    curves = {"tokens": tokens} | {
-        damage.replace(" ", "_"): text_corruption_curve(
-            predictor, subject.texts, damage, max_seq_length=length
-        )
-        for damage in TEXT_DAMAGE
+    size = subject.vocab_size
+    curves = {
+        "tokens": token_corruption_curve(predictor, rows, vocab_size=size, further=FURTHER_RATES)
     }
+    for damage in TEXT_DAMAGE:
+        curve = text_corruption_curve(predictor, subject.texts, damage, max_seq_length=length)
+        curves[damage.replace(" ", "_")] = curve
     return _part({"rows": len(rows)}, curves)
 
 
@@ -166,70 +160,67 @@ def effect(subject: Subject) -> Part:
     """The quantities that methods are about."""
     rows = subject.rows(MAX_EFFECT)
     # what the model alone tells, then what needs the pre-trained one or probabilities
-    measurements = measure(subject.predictor, rows)
+    measured = measure(subject.predictor, rows)
     if subject.pretrained is None:
-        measurements.missing["weight distance"] = NO_BASE
+        measured.missing["weight distance"] = NO_BASE
     else:
         before, new = subject.pretrained
         try:
             distance = weight_distance(merged_copy(subject.predictor.model), before, new=new)
         except ValueError as error:
-            measurements.missing["weight distance"] = str(error)
+            measured.missing["weight distance"] = str(error)
         else:
-            measurements.values["weight distance"] = distance["weight distance"]
-            measurements.supplementary["weight distance, absolute"] = distance["absolute"]
+            measured.values["weight distance"] = distance["weight distance"]
+            measured.supplementary["weight distance, absolute"] = distance["absolute"]
     reason = subject.prepared.task.unsupported_parts.get("calibration")
-    answers = calibration(subject) if reason is None else Part.left_out(reason)
+    answers = Part.left_out(reason) if reason else calibration(subject)
     if answers.skipped:
-        measurements.missing["calibration error"] = answers.skipped
+        measured.missing["calibration error"] = answers.skipped
     else:
-        measurements.values["calibration error"] = error_of(answers.numbers)
+        measured.values["calibration error"] = error_of(answers.numbers)
     count = subject.num_examples(rows)
-    for curve in measurements.curves.values():  # `smoothness` has the same curves of more rows
+    for curve in measured.curves.values():  # `smoothness` has the same curves of more rows
         curve.title += f", {count} rows"
-    numbers: dict[str, Any] = {"rows": count}
-    numbers["quantities"] = {
-        n: measurements.values[n] for n in QUANTITIES if n in measurements.values
+    numbers = {
+        "rows": count,
+        "quantities": {n: measured.values[n] for n in QUANTITIES if n in measured.values},
+        "beside": measured.supplementary,
+        "not measured": measured.missing,
     }
-    numbers |= {"beside": measurements.supplementary, "not measured": measurements.missing}
-    return _part(numbers, measurements.curves)
+    return _part(numbers, measured.curves)
 
 
 def other_data(subject: Subject, other: OtherData) -> Part:
     """The task's metrics on another data set, whole."""
-    rows, repeated = _rows_of(subject, other)
-    scores = _scores(subject, subject.predictor, rows, "other data")
-    return _part(scores | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
+    rows, described = _rows_of(subject, other)
+    return _part(_scores(subject, subject.predictor, rows, "other data") | described)
 
 
 def further_data(subject: Subject, other: OtherData, share: float) -> Part:
     """Metrics on another data set after training on a share of it, on the rest."""
-    task = subject.prepared.task
-    if task.head.problem_type is None:
+    if subject.prepared.task.head.problem_type is None:
         return Part.left_out("further training is for classification and regression of texts")
-    rows, repeated = _rows_of(subject, other)
+    rows, described = _rows_of(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)
     before = _scores(subject, subject.predictor, rest, "the rest, as it is")
     after = _scores(subject, trained_further(subject.predictor, some), rest, "the rest, after")
-    return _part(
-        after
-        | {
-            "metrics_before": before["metrics"],
-            "rows_trained_on": len(some),
-            "repeated_rows_left_out": repeated,
-            "read_as": asdict(other) | {"further_share": share},
-        }
+    numbers = (
+        after | {"metrics_before": before["metrics"], "rows_trained_on": len(some)} | described
     )
+    numbers["read_as"]["further_share"] = share
+    return _part(numbers)
 
 
-def _rows_of(subject: Subject, other: OtherData) -> tuple[Dataset, int]:
-    return other_rows(
+def _rows_of(subject: Subject, other: OtherData) -> tuple[Dataset, dict[str, Any]]:
+    """The rows of another data set, and what is to be told of them."""
+    rows, repeated = other_rows(
         other,
         subject.prepared.task,
         subject.predictor.tokenizer,
         max_seq_length=subject.prepared.report.max_seq_length,
         vocab_size=subject.vocab_size,
     )
+    return rows, {"repeated_rows_left_out": repeated, "read_as": asdict(other)}
 
 
 def _scores(subject: Subject, predictor: Predictor, rows: Dataset, title: str) -> dict[str, Any]:

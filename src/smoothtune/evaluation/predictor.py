@@ -129,15 +129,6 @@ class Predictor:
         call = int(np.random.SeedSequence(counters).generate_state(1)[0])
         return rng.stream(batch["input_ids"].device, self.seed, name, call)
 
-    def _fill(
-        self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, indices: np.ndarray
-    ) -> None:
-        """Write what a pass over the chosen rows (B,) predicts into (N, W)."""
-        outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.head.outputs}
-        batch = rows.select(indices, keep_in_memory=True)
-        values = self.task.head.predictions(outputs, batch)
-        predictions[indices, : values.shape[1]] = values
-
     def predict(self, rows: Dataset) -> np.ndarray:
         """Predictions (N, W) for all rows of tokenized examples, in their order."""
         predictions: np.ndarray = self.predict_perturbed(rows, 1, lambda clean, number: [None])[0]
@@ -154,12 +145,16 @@ class Predictor:
         Returns:
             (count, N, W) in the order of the rows.
         """
-        predictions = np.zeros((count, len(rows), self.task.head.prediction_width(rows)))
+        head = self.task.head
+        predictions = np.zeros((count, len(rows), head.prediction_width(rows)))
         for number, indices, clean in self.passes(rows, hidden_states=False):
+            batch_rows = rows.select(indices, keep_in_memory=True)
             for index, delta in enumerate(perturb(clean, number)):
                 with torch.no_grad():
                     run = clean.run() if delta is None else clean.at(delta, dropout="off")
-                self._fill(predictions[index], run, rows, indices)
+                outputs = {name: run.outputs[name].cpu().numpy() for name in head.outputs}
+                values = head.predictions(outputs, batch_rows)
+                predictions[index, indices, : values.shape[1]] = values
         return predictions
 
     def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:
@@ -180,17 +175,6 @@ def _load(base: Base, task: Task) -> tuple[Any, set[str]]:
         base.source, output_loading_info=True, dtype=torch.float32, **options
     )
     return model, set(info["missing_keys"])
-
-
-def check_finite(model: nn.Module, source: str) -> None:
-    """Refuse weights that are not finite: the most likely of NaN is the first class.
-
-    Raises:
-        ModelError: there are such weights.
-    """
-    for name, weight in model.state_dict().items():
-        if weight.is_floating_point() and not weight.isfinite().all():
-            raise ModelError(f"{source}: weight {name} is not finite everywhere; train it again")
 
 
 def load_predictor(
@@ -230,7 +214,11 @@ def load_predictor(
             f"{', '.join(sorted(new)[:3])}; name the task that it was trained for, such as --task "
             "squad for question answering, or fine-tune it first, for example with smoothtune train"
         )
-    check_finite(model, base.source)
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not weight.isfinite().all():  # the best of NaN is class 0
+            raise ModelError(
+                f"{base.source}: weight {name} is not finite everywhere; train it again"
+            )
     try:
         outputs = task.head.fit_outputs(model.config)
     except ValueError as error:

@@ -15,7 +15,6 @@ Lipschitz bounds (Hua et al., NAACL 2021, equations 7 to 10; Jukic, Snajder, TAC
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,17 +35,6 @@ RATIO = 0.05
 """||d|| / ||x|| at which bounds are tried."""
 MAX_OUTPUTS = 16
 """Scores of an example that are differentiated one by one."""
-
-
-class Expansion(NamedTuple):
-    """Both sides of Claim 1 along one direction; sums over the blocks, (B,) or (S, B)."""
-
-    jacobian: Tensor
-    """||J u||^2."""
-    curvature: Tensor
-    """||u' H u||^2, whose expectation is (tr H)^2 + 2 ||H||^2 for u ~ N(0, I)."""
-    measured: Tensor
-    """||f(x + sigma u) - f(x)||^2, a mean over u and -u, for each of S sigmas."""
 
 
 def noise_expansion(
@@ -77,18 +65,17 @@ def noise_expansion(
             for probe in range(num_probes):
                 with predictor.random_stream("expansion", clean.batch, probe, number):
                     direction = rng.normal_like(clean.embeddings(0))
-                expansion = _expansion(clean, direction, sigmas)
+                jacobian, curvature, moved = _expansion(clean, direction, sigmas)
                 square = np.square(sigmas)
-                jacobian, curvature = (float(part.sum()) for part in expansion[:2])
-                first = square * jacobian
-                sides = (expansion.measured.sum(1).cpu(), first, first + square**2 / 4 * curvature)
-                total += np.stack(sides) / num_probes
-    measured, first, second = total / len(rows)
-    numbers = {}
-    for name, line in (("first", first), ("second", second)):
-        for sigma, share in zip(sigmas, measured / line, strict=True):
-            numbers[f"measured over {name} order, sigma {sigma:g}"] = float(share)
-    lines = {"measured": measured, "first order": first, "second order": second}
+                first = square * float(jacobian.sum())
+                second = first + square**2 / 4 * float(curvature.sum())
+                total += np.stack((moved.sum(1).cpu(), first, second)) / num_probes
+    lines = dict(zip(("measured", "first order", "second order"), total / len(rows), strict=True))
+    numbers = {
+        f"measured over {order}, sigma {sigma:g}": float(measured / expected)
+        for order in ("first order", "second order")
+        for sigma, measured, expected in zip(sigmas, lines["measured"], lines[order], strict=True)
+    }
     return Curve(
         "noise stability and its expansion",
         "sigma, relative to the first hidden state",
@@ -102,7 +89,15 @@ def noise_expansion(
     )
 
 
-def _expansion(clean: ForwardPass, direction: Tensor, sigmas: Sequence[float]) -> Expansion:
+def _expansion(
+    clean: ForwardPass, direction: Tensor, sigmas: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Both sides of Claim 1 along one direction u, sums over the blocks.
+
+    Returns:
+        (B,) ||J u||^2; (B,) ||u' H u||^2, whose expectation is (tr H)^2 + 2 ||H||^2 for
+        u ~ N(0, I); (S, B) ||f(x + sigma u) - f(x)||^2, a mean over u and -u, for each sigma.
+    """
     x, mask, center = clean.embeddings(0), clean.mask, clean.hidden_states[1:]
     unit = x.square().mean(-1, keepdim=True).sqrt() * mask[..., None]
 
@@ -115,11 +110,10 @@ def _expansion(clean: ForwardPass, direction: Tensor, sigmas: Sequence[float]) -
         return torch.stack([masked_mean(h.double().square().sum(-1), mask) for h in states]).sum(0)
 
     pairs = list(zip(moved(STEP), moved(-STEP), strict=True))
-    return Expansion(
-        squares([(up - down) / (2 * STEP) for up, down in pairs]),
-        squares([(up + down) / STEP**2 for up, down in pairs]),
-        torch.stack([(squares(moved(s)) + squares(moved(-s))) / 2 for s in sigmas]),
-    )
+    jacobian = squares([(up - down) / (2 * STEP) for up, down in pairs])
+    curvature = squares([(up + down) / STEP**2 for up, down in pairs])
+    distances = [(squares(moved(s)) + squares(moved(-s))) / 2 for s in sigmas]
+    return jacobian, curvature, torch.stack(distances)
 
 
 def lipschitz(predictor: Predictor, rows: Dataset, *, ratio: float = RATIO) -> dict[str, float]:
