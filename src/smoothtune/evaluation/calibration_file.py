@@ -110,7 +110,6 @@ def stored_calibration(model: str, weights: str, options: Sequence[str] = ()) ->
 
     Raises:
         ModelError: there is none, or it belongs to other weights.
-        OutputError: it is damaged.
     """
     path = Path(os.path.expanduser(model)) / CALIBRATION
     command = ["smoothtune", "evaluate", model, "--calibration", *options]

@@ -64,9 +64,7 @@ class Run:
 
 
 def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) -> list[Run]:
-    """Read evaluations; a run is named after its folder, and after its path where that is not new.
-
-    `names` are, by folder, those of runs that are named otherwise.
+    """Read evaluations of one task, each named after its folder or path, or by `names` of folders.
 
     Raises:
         OutputError: a folder holds no evaluation, or the evaluations are of different tasks.

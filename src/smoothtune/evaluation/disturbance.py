@@ -46,9 +46,8 @@ def disturbance_curve(
         num_samples: draws at every strength above 0, of which the range is a band.
 
     Returns:
-        The means; `numbers` hold the `area` under them over `levels`, which all models have,
-        `clean` and, where the metric falls so far, `loses 10 points at`, the strength that costs
-        0.1, between points by a straight line.
+        The means; `numbers` hold `clean`, the `area` over `levels`, which all models have, and
+        where the metric falls so far `loses 10 points at`, the strength that costs 0.1.
     """
 
     def measured(some: Sequence[float]) -> list[CurvePoint]:

@@ -31,11 +31,7 @@ class Ensemble(Predictor):
 
     @classmethod
     def of(cls, members: Sequence[Predictor], names: Sequence[str]) -> Ensemble:
-        """An ensemble of models for one task.
-
-        Raises:
-            ModelError: the models split texts otherwise, or predict what has no mean.
-        """
+        """An ensemble of models for one task, that split texts alike."""
         first, *others = members
         if kind_of(first.task) is ANSWERS:
             raise ModelError(

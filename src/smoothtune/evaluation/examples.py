@@ -102,11 +102,7 @@ def add_examples(folder: Path, examples: dict[str, Any] | None) -> None:
 
 
 def read_examples(folder: Path) -> dict[str, Any] | None:
-    """The content of a folder's ``examples.json``; None without the file.
-
-    Raises:
-        OutputError: it is damaged.
-    """
+    """The content of a folder's ``examples.json``; None without the file."""
     content = read_json(folder / EXAMPLES)
     if content is not None:
         _Examples.check(content, folder / EXAMPLES, "evaluate")

@@ -22,14 +22,8 @@ Options = dict[str, Any]
 def missing_options(settings: Settings | Prediction) -> Options:
     """The options, by field, without which a model that records no task cannot be used.
 
-    Returns:
-        Nothing where the folder records a task or the options say enough. With `data` they are
-        those that fit the rows and the outputs of the model, if any do.
-
-    Raises:
-        ModelError: there is no such model.
-        DataError: the data cannot be read.
-        OutputError: the record of the model is damaged.
+    None are missing where the folder records a task or the options say enough. With `data` they are
+    those that fit the rows and the outputs of the model, if any do.
     """
     preset = settings.task in TASKS and settings.text_columns is None
     columns = settings.task_type is not None and TASK_CLASSES[settings.task_type].text_columns

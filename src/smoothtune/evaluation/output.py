@@ -26,11 +26,7 @@ PAGE, MARKDOWN = "evaluation.html", "evaluation.md"
 
 
 def read_evaluation(folder: Path) -> dict[str, Any] | None:
-    """The content of a folder's ``evaluation.json``; None without the file.
-
-    Raises:
-        OutputError: the file is damaged, or is something else.
-    """
+    """The content of a folder's ``evaluation.json``; None without the file."""
     path = folder / EVALUATION
     content = read_json(path)
     if content is None:
@@ -44,11 +40,7 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
 
 
 def stored_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None:
-    """The evaluation that an owned folder holds already, if it can be continued.
-
-    Raises:
-        OutputError: the folder holds another evaluation, or something else.
-    """
+    """The evaluation that an owned folder holds already, if it can be continued."""
     content = read_evaluation(folder)
     if content is None:
         refuse_other_files(folder, "evaluation")
@@ -119,9 +111,6 @@ def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """What ``predictions.csv`` holds: ids (E,), and the example statistics (E, K) of `Task`.
 
     For texts these are the label and the logits.
-
-    Raises:
-        OutputError: the file is damaged.
     """
     try:
         lines = (folder / PREDICTIONS).read_text(encoding="utf-8").splitlines()[1:]

@@ -56,7 +56,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     raw = load_rows(settings.data, required=required, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = task.with_model_labels(base.config, raw, settings.data)
-    names = column_names(task, settings)
+    names = _column_names(task, settings)
     temperature, threshold = _fitted(settings, base, record)
     if existing := [name for name in names if name in raw.column_names]:
         raise DataError(f"{settings.data}: has a column {existing[0]!r} already; rename it")
@@ -107,12 +107,8 @@ def _tokenized(
     return rows
 
 
-def column_names(task: Task, settings: Prediction) -> list[str]:
-    """Names of the columns to be written beside those of the rows.
-
-    Raises:
-        ConfigError: an option asks for what the task does not have.
-    """
+def _column_names(task: Task, settings: Prediction) -> list[str]:
+    """Names of the columns to be written beside those of the rows."""
     kind, problems = kind_of(task), []
     type_ = task.task_type + " of scores" * (kind is None)
     if settings.probabilities and kind not in (CLASSES, LABELS):

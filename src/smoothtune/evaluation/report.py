@@ -100,9 +100,6 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
 
     Returns:
         Rows of a title and a number, with its 95 % interval where it has one; the verdict.
-
-    Raises:
-        OutputError: the folder holds no evaluation, or a damaged one.
     """
     (run,) = runs = load_runs([folder])
     with _only_damage(runs):

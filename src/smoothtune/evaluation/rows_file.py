@@ -22,11 +22,7 @@ SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 
 def target_file(settings: Prediction) -> Path:
-    """The file to write, checked before the work begins.
-
-    Raises:
-        OutputError: it exists, is the data, has another ending, or its folder cannot be made.
-    """
+    """The file to write, checked before the work begins."""
     to = Path(os.path.expanduser(settings.to))
     if to.suffix not in SUFFIXES:
         raise OutputError(f"{to} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
@@ -62,9 +58,6 @@ def write_rows(
 
     In CSV, of the given form, lists are JSON, and texts that a spreadsheet would run begin with an
     apostrophe.
-
-    Raises:
-        OutputError: it cannot be written, or a value has no form in this format.
     """
     if to.suffix == ".parquet":
         for name, values in columns.items():

@@ -73,16 +73,16 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     with owned(settings.folder) as folder, Bar(console) as bar:
         # read all, and refuse what does not go together
         stored = stored_evaluation(folder, settings)
-        subject, fingerprints = load_subject(settings, training, bar)
-        for message in about_rows(subject):
+        subject, fingerprints = _load_subject(settings, training, bar)
+        for message in _about_rows(subject):
             say(console, message)
         if stored and stored["fingerprints"] != fingerprints:
             raise OutputError(
                 f"{folder} holds an evaluation of other weights or data; choose another output_dir "
                 "or replace it with --overwrite-output-dir"
             )
-        content = stored or empty_evaluation(subject, fingerprints, training)
-        check_other_data(subject, content["parts"])
+        content = stored or _empty_evaluation(subject, fingerprints, training)
+        _check_other_data(subject, content["parts"])
         write_json(folder / EVALUATION, content)  # says whose folder it is, if it ends in a part
         # measure and write what is not done yet
         for name, part in requested_parts(settings).items():
@@ -94,7 +94,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
                 content["parts"][name] = _measured(name, part, subject, console)
                 write_json(folder / EVALUATION, content)
             if name == "calibration" and not settings.ensemble:
-                calibration = fitted_calibration(content, folder)
+                calibration = _fitted_calibration(content, folder)
                 if calibration and (message := keep_calibration(calibration, settings.model)):
                     say(console, message)
     return content
@@ -116,7 +116,7 @@ def _measured(name: str, part: Measurement, subject: Subject, console: Console) 
     return result.content() | {"seconds": seconds}
 
 
-def about_rows(subject: Subject) -> Iterator[str]:
+def _about_rows(subject: Subject) -> Iterator[str]:
     """What is particular about the rows and the models, to be told."""
     prepared = subject.prepared
     yield from filter(None, (split.left_out for split in prepared.report.splits.values()))
@@ -131,12 +131,8 @@ def about_rows(subject: Subject) -> Iterator[str]:
         yield f"{count} rows to evaluate on, no known training rows: no generalization gap"
 
 
-def fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | None:
-    """What the calibration part has fitted, with the scores of the rows that it was fitted on.
-
-    Raises:
-        OutputError: the predictions of the folder are damaged.
-    """
+def _fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | None:
+    """What the calibration part has fitted, with the scores of the rows that it was fitted on."""
     numbers = content["parts"].get("calibration", {}).get("numbers", {})
     if "temperature" not in numbers:
         return None
@@ -158,12 +154,8 @@ def fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | N
     )
 
 
-def check_other_data(subject: Subject, done: Collection[str]) -> None:
-    """Read all other data sets once, so that what is wrong with them is said before all else.
-
-    Raises:
-        DataError: data cannot be read, or do not fit the task; of all sets.
-    """
+def _check_other_data(subject: Subject, done: Collection[str]) -> None:
+    """Read all other data sets once, so that what is wrong with them is said before all else."""
     missing, problems = requested_parts(subject.settings).keys() - set(done), []
     data_sets = {other_data_set(part) for part in missing}
     for name, other in subject.settings.ood.items():
@@ -176,7 +168,7 @@ def check_other_data(subject: Subject, done: Collection[str]) -> None:
         raise DataError("\n".join(problems))
 
 
-def load_subject(
+def _load_subject(
     settings: Settings, training: dict[str, Any] | None, bar: Bar
 ) -> tuple[Subject, dict[str, str]]:
     """Load the model, or the ensemble, and its data, with their fingerprints."""
@@ -201,7 +193,7 @@ def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) 
     """The data; those of the training run, wherever they lie, are split as they were then."""
     task = configured_task(settings)
     prepare_rows: Callable[..., Prepared] = prepare
-    if not (is_training_data(settings, training) or is_copy(settings, training, task)):
+    if not (is_training_data(settings, training) or _is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
         rows = (training or {}).get("data", {}).get("train")  # a number in a Trainer's record
         known = rows if isinstance(rows, int) else None
@@ -221,7 +213,7 @@ def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) 
         raise DataError(f"{error}{where_recorded(settings, training)}") from error
 
 
-def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
+def _is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
     """Whether data at another place have the very rows that a training run used."""
     recorded = (training or {}).get("fingerprints", {}).get("data")
     if training is None or not recorded or settings.task != training["config"].get("task"):
@@ -240,7 +232,7 @@ def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> 
     return fingerprint == recorded
 
 
-def empty_evaluation(
+def _empty_evaluation(
     subject: Subject, fingerprints: dict[str, str], training: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The content of ``evaluation.json`` before the first part."""

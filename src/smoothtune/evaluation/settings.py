@@ -75,11 +75,7 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
 
 
 def resolve_prediction(settings: Prediction, record: dict[str, Any] | None) -> Prediction:
-    """Fill in what the training run says.
-
-    Raises:
-        ConfigError: no known task.
-    """
+    """As `resolve`."""
     run = record["config"] if record else {}
     completed = _validated(settings, _from_training(settings, run))
     if problems := _task_problems(completed):
@@ -109,13 +105,8 @@ def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
 def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:
     """A path that a training run recorded, as it was seen from where that run was started.
 
-    Args:
-        path: of the record; it may be the id of something on the hub.
-        run: the recorded configuration.
-        model: the run's folder, from which its `output_dir` leads back to where it was started.
-
-    Returns:
-        The path from here; `path` itself where it is the same, or where nothing lies there.
+    The `output_dir` of its configuration leads back from the model's folder to there. A `path` that
+    is the same from here, or leads to nothing there, as an id on the hub, is given back.
     """
     output_dir, folder = run.get("output_dir"), os.path.abspath(os.path.expanduser(model))
     if not isinstance(path, str) or not isinstance(output_dir, str) or os.path.isabs(output_dir):
@@ -142,11 +133,7 @@ def where_recorded(settings: Settings, record: dict[str, Any] | None) -> str:
 
 
 def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
-    """Whether a model is evaluated on the data of its own training run.
-
-    Then its validation rows are those of the run, which may have held them out from the train
-    split.
-    """
+    """Whether the data are those of the training run, which may have held out rows of its own."""
     run = record["config"] if record else {}
     if settings.task != run.get("task"):
         return False

@@ -48,9 +48,6 @@ class Subject:
         """The pre-trained model in evaluation mode, and names of weights that are new in it.
 
         None where it is not known.
-
-        Raises:
-            ModelError: it cannot be loaded.
         """
         settings = self.settings
         if settings.base_model is None:

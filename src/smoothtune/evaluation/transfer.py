@@ -35,11 +35,10 @@ def as_task(other: OtherData, task: Task) -> Task:
     """The model's task with the columns of another data set.
 
     Raises:
-        DataError: another number of text columns than the model reads, the columns do not fit its
-            task, or labels are to be read otherwise where rows have several.
+        DataError: they do not fit the task.
     """
     # columns and splits of a named task
-    preset = preset_of(other)
+    preset = _preset_of(other)
     if preset is not None:
         if len(preset.text_columns) != len(task.text_columns) or type(preset) is not type(task):
             raise DataError(
@@ -83,12 +82,8 @@ def as_task(other: OtherData, task: Task) -> Task:
     return adapted
 
 
-def preset_of(other: OtherData) -> Task | None:
-    """The task whose columns and splits another data set has, if one is named.
-
-    Raises:
-        DataError: there is no such task.
-    """
+def _preset_of(other: OtherData) -> Task | None:
+    """The task whose columns and splits another data set has, if one is named."""
     if other.preset is not None and other.preset not in TASKS:
         raise DataError(f"{other.source}: {unknown('preset', other.preset, TASKS)}")
     name = other.preset or (other.source if not os.path.exists(other.source) else None)
@@ -134,11 +129,7 @@ def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, str
 
 
 def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """A share of the rows to train on further, and the rest; classes in proportion.
-
-    Raises:
-        DataError: there are too few rows.
-    """
+    """A share of the rows to train on further, and the rest; classes in proportion."""
     labels = np.asarray(rows["labels"][:])
     classes = labels if np.issubdtype(labels.dtype, np.integer) else None
     try:
@@ -158,10 +149,7 @@ def trained_further(
     num_train_epochs: int = 3,
     learning_rate: float = 5e-5,
 ) -> Predictor:
-    """A copy of a model, fine-tuned plainly on some more rows; the model itself is left alone.
-
-    AdamW's learning rate falls linearly to 0.
-    """
+    """A copy of a model, fine-tuned plainly on more rows with a learning rate that falls to 0."""
     model = copy.deepcopy(predictor.model).train()
     if not any(weight.requires_grad for weight in model.parameters()):  # merged adapters
         model.requires_grad_(True)
@@ -193,11 +181,7 @@ def trained_further(
 
 
 def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
-    """The texts and labels of a prepared validation split, in its order.
-
-    Returns:
-        Columns text, for pairs text_pair, labels, example_id.
-    """
+    """Columns text, for pairs text_pair, labels and example_id of a prepared validation split."""
     task, splits = prepared.task, prepared.task.load_splits(source, need_train=False)
     split = prepared.validation_split
     labels = task.rows.check({split: splits[split]}, str(source))[split]
@@ -206,10 +190,9 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
 
 
 def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> tuple[Task, Dataset, str]:
-    """Read and check another data set.
+    """Read and check another data set: its split for validation, else test, train, or the only one.
 
-    Its validation split is used, else test, else train, else the only one. Errors about its columns
-    name it as the command line does.
+    Errors about its columns `name` it as the command line does.
 
     Returns:
         The task with its columns, all examples with their labels, and the source, with the split
@@ -255,14 +238,7 @@ def other_rows(
     max_seq_length: int,
     vocab_size: int,
 ) -> tuple[Dataset, int]:
-    """All rows of another data set for the same task, tokenized; repeated texts count once.
-
-    Returns:
-        The rows, and how many repeat an earlier one and were left out.
-
-    Raises:
-        DataError: as `labeled_rows`.
-    """
+    """All rows of another data set, tokenized, and how many were left out as they repeat others."""
     task, examples, where = labeled_rows(other, task)
     texts = [examples[name][:] for name in task.rows.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
