@@ -54,38 +54,34 @@ def derivative_norms(
     derivatives = InputDerivatives("finite_difference", True, num_probes, "rademacher", step)
     derivatives.attach(predictor.model)
     predictor.progress.start("Jacobian and Hessian", predictor.num_batches(rows))
-    squares: list[tuple[np.ndarray, np.ndarray]] = []
+    squares: list[np.ndarray] = []
     with torch.no_grad():
         for number, _, clean in predictor.passes(rows):
 
-            def function(delta: Tensor, clean: ForwardPass = clean) -> list[Tensor]:
-                return _representations(clean.at(delta * clean.mask[..., None], dropout="off"))
+            def states(delta: Tensor, clean: ForwardPass = clean) -> list[Tensor]:
+                """The pooled token after every block (B, D), and the logits (B, C)."""
+                run = clean.at(delta * clean.mask[..., None], dropout="off")
+                return [*(run.pooled(hidden) for hidden in run.hidden_states[1:]), run.logits]
 
             drawn = []
             for probe in range(num_probes):
                 with predictor.random_stream("derivatives", clean.batch, probe, number):
-                    drawn.append(
-                        finite_difference_per_layer(
-                            function, clean.zeros(), hessian=True, step=derivatives.absolute_step
-                        )
+                    norms = finite_difference_per_layer(
+                        states, clean.zeros(), hessian=True, step=derivatives.absolute_step
                     )
-            first, second = (torch.stack(parts).mean(0) for parts in zip(*drawn, strict=True))
-            squares.append((first.cpu().numpy(), second.cpu().numpy()))
-    jacobian, hessian = (np.concatenate(parts, axis=1) for parts in zip(*squares, strict=True))
+                drawn.append(torch.stack(norms))
+            squares.append(torch.stack(drawn).mean(0).cpu().numpy())
+    jacobian, hessian = np.concatenate(squares, axis=2)
     return {
         "jacobian": _curve("Jacobian", jacobian, num_probes),
         "hessian": _curve("Hessian", hessian, num_probes),
     }
 
 
-def _representations(run: ForwardPass) -> list[Tensor]:
-    """The pooled token after every block (B, D), and the logits (B, C)."""
-    return [*(run.pooled(hidden) for hidden in run.hidden_states[1:]), run.logits]
-
-
 def _curve(name: str, squares: np.ndarray, num_probes: int) -> Curve:
     """The root mean square over examples, from (L + 1, N); the last row is the logits."""
     *layers, logits = (_root(number, values) for number, values in enumerate(squares, 1))
+    bounds = {"logits, low": logits.low or 0, "logits, high": logits.high or 0}
     return Curve(
         f"{name} norm of every layer, {num_probes} probes",  # with more it is another estimate
         "layer (number of the block, from 1)",
@@ -93,11 +89,7 @@ def _curve(name: str, squares: np.ndarray, num_probes: int) -> Curve:
         {name: layers},
         band="95 % interval over examples and probes",
         log_y=True,
-        numbers={
-            "logits": logits.y,
-            "logits, low": logits.low or 0,
-            "logits, high": logits.high or 0,
-        },
+        numbers={"logits": logits.y} | bounds,
     )
 
 
@@ -149,23 +141,17 @@ def noise_propagation(
                     with predictor.random_stream(stream, clean.batch, sample, number):
                         samples.append(_errors(clean, layer, ratio))
                 of_layer[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
-    series: dict[str, list[CurvePoint]] = {}
-    distances: dict[str, list[CurvePoint]] = {}
-    numbers = {}
-    for layer, of_layer in errors.items():
-        name = f"noise before block {layer + 1}"  # as layers are counted, from 1
-        series[name], distances[name] = (
-            [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in of_layer
-        )
-        numbers[f"amplification, {name}"] = series[name][-1].y / ratio
     x_label, band = "hidden state (0: input of the first block)", "95 % interval over examples"
     relative, absolute = "relative error, ||h' - h|| / ||h||", "distance, ||h' - h||"
-    return {
-        "attenuation": Curve(
-            "noise attenuation", x_label, relative, series, band=band, numbers=numbers
-        ),
-        "distance": Curve("distance by noise", x_label, absolute, distances, band=band),
-    }
+    attenuation = Curve("noise attenuation", x_label, relative, {}, band)
+    distance = Curve("distance by noise", x_label, absolute, {}, band)
+    for layer, of_layer in errors.items():
+        name = f"noise before block {layer + 1}"  # as layers are counted, from 1
+        for curve, kind in zip((attenuation, distance), of_layer, strict=True):
+            curve.series[name] = [_mean(x, values) for x, values in enumerate(kind, layer)]
+        amplification = attenuation.series[name][-1].y / ratio
+        attenuation.numbers[f"amplification, {name}"] = amplification
+    return {"attenuation": attenuation, "distance": distance}
 
 
 def _errors(clean: ForwardPass, layer: int, ratio: float) -> Tensor:
@@ -209,8 +195,10 @@ def noise_spectrum(
     """
     k = number_of_neighbors(predictor.model, k)
     predictor.progress.start("spectrum of noise", 2 * predictor.num_batches(rows))
+    curve = Curve(
+        "spectrum of noise", "principal component (number)", "share of the variance", series={}
+    )
     kinds: dict[str, NoiseKind] = {"standard": "standard", "in-manifold": "in_manifold"}
-    series, numbers = {}, {}
     for name, kind in kinds.items():
         noise = Noise(noise=kind, noise_ratio=RATIO, layer="word", k=k)
         noise.attach(predictor.model)
@@ -218,17 +206,11 @@ def noise_spectrum(
         noise.detach(predictor.model)
         values = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False) ** 2
         shares = values / values.sum()
-        series[name] = [CurvePoint(index, float(share)) for index, share in enumerate(shares, 1)]
+        curve.series[name] = [CurvePoint(i, float(share)) for i, share in enumerate(shares, 1)]
         positive = shares[shares > 0]
         rank = float(np.exp(-(positive * np.log(positive)).sum()))
-        numbers[f"effective rank, {name}"] = rank
-    return Curve(
-        "spectrum of noise",
-        "principal component (number)",
-        "share of the variance",
-        series,
-        numbers=numbers,
-    )
+        curve.numbers[f"effective rank, {name}"] = rank
+    return curve
 
 
 def _vectors(predictor: Predictor, rows: Dataset, noise: Noise, num_vectors: int) -> np.ndarray:
