@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.core.predictions import heads
-from smoothtune.core.quantities import Quantity
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import l2_ascent
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation
@@ -33,7 +32,7 @@ from smoothtune.functional.adversarial import gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
 from smoothtune.nn.dropout import sites
-from smoothtune.report.curves import Curve, CurvePoint
+from smoothtune.report.curves import Curve
 
 EPSILON, NUM_STEPS = 0.05, 5
 """Of the worst perturbation: ||delta|| / ||x|| of an example, and steps of the search."""
@@ -166,31 +165,24 @@ def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
 
 @dataclass
 class Measurements:
-    """The measurements on one model."""
+    """The measurements on one model, by name."""
 
     values: dict[str, float] = field(default_factory=dict)
-    """Quantities by name."""
     supplementary: dict[str, float] = field(default_factory=dict)
     """Numbers that help to read them."""
     curves: dict[str, Curve] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Why a quantity is not there, by name."""
+    """Why a quantity is not there."""
 
 
-DERIVATIVES: tuple[Quantity, ...] = (
-    "layer Jacobian",
-    "layer Hessian",
-    "logit Jacobian",
-    "logit Hessian",
-)
-INPUT_SIDE: tuple[Quantity, ...] = ("noise sensitivity", "loss gradient")
-WEIGHT_SIDE: tuple[Quantity, ...] = ("sharpness", "gradient spread")
+DERIVATIVES = ("layer Jacobian", "layer Hessian", "logit Jacobian", "logit Hessian")
+INPUT_SIDE = ("noise sensitivity", "loss gradient")
+WEIGHT_SIDE = ("sharpness", "gradient spread")
 
 
 def measure(predictor: Predictor, rows: Dataset) -> Measurements:
     """All quantities that need the model alone."""
-    result, task = Measurements(), predictor.task
-    result.values = prediction_divergences(predictor, rows)
+    result, task = Measurements(prediction_divergences(predictor, rows)), predictor.task
     trained = any(weight.requires_grad for weight in predictor.model.parameters())
     weights, gradients = weight_side(predictor, rows) if trained else ({}, {})
     result.values |= weights
@@ -208,13 +200,13 @@ def measure(predictor: Predictor, rows: Dataset) -> Measurements:
         result.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
     curve = noise_propagation(predictor, rows, layers=(0,))["attenuation"]
     result.curves["noise_sensitivity"] = curve
-    result.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))
+    result.values["noise sensitivity"] = float(np.mean(_heights(curve)[1:]))
     result.values["loss gradient"] = loss_gradient_norm(predictor, rows)
-    if not task.one_sequence:
+    if task.one_sequence:
+        _add_derivatives(result, predictor, rows)
+    else:
         reason = "an example has several predictions, or several sequences"
         result.missing |= dict.fromkeys(DERIVATIVES, reason)
-        return result
-    _add_derivatives(result, predictor, rows)
     return result
 
 
@@ -223,15 +215,14 @@ def _add_derivatives(result: Measurements, predictor: Predictor, rows: Dataset) 
     result.curves |= curves
     scale = prediction_scale(predictor, rows)
     for name, curve in curves.items():
-        squares = [point.y**2 for point in _line(curve)]
-        title = name.capitalize()
+        title, logits = name.capitalize(), curve.numbers["logits"]
+        squares = [height**2 for height in _heights(curve)]
         result.values[f"layer {title}"] = float(np.sqrt(np.mean(squares)))
-        result.values[f"logit {title}"] = curve.numbers["logits"]
+        result.values[f"logit {title}"] = logits
         if scale:
-            relative = curve.numbers["logits"] / scale
-            result.supplementary[f"logit {title}, relative to the logits"] = relative
+            result.supplementary[f"logit {title}, relative to the logits"] = logits / scale
 
 
-def _line(curve: Curve) -> list[CurvePoint]:
+def _heights(curve: Curve) -> list[float]:
     (points,) = curve.series.values()
-    return points
+    return [point.y for point in points]

@@ -55,16 +55,14 @@ def weight_side(
         median norm of the gradient of a weight tensor, of those that have one. And these norms, by
         name of the tensor.
     """
-    count = predictor.num_batches(rows)
-    predictor.progress.start("gradient in the weights", 2 * count)
+    predictor.progress.start("gradient in the weights", 2 * predictor.num_batches(rows))
     loss, gradients = task_gradient(predictor, rows)
     norms = torch.stack([g.double().norm() for g in gradients.values()]).cpu()
     length = norms.norm().clamp(min=torch.finfo(torch.float64).tiny)
-    weights = dict(predictor.model.named_parameters())
+    weights = [predictor.model.get_parameter(name) for name in gradients]
     step = [float(rho / length) * g for g in gradients.values()]
     above, total = 0.0, 0
-    climbed = moved([weights[name] for name in gradients], step)
-    with torch.no_grad(), climbed:
+    with torch.no_grad(), moved(weights, step):
         for _, _, clean in predictor.passes(rows, hidden_states=False):
             losses = predictor.task.head.num_losses(clean.batch)
             above += losses * float(task_loss(clean.run()))
@@ -88,15 +86,12 @@ def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
     for name, norm in norms.items():
         layers[layer_of.get(name, len(blocks(model)) + 1)].append(norm / middle)
     by_layer = sorted(layers.items())
+    largest = [CurvePoint(layer, max(values)) for layer, values in by_layer]
+    median = [CurvePoint(layer, float(np.median(values))) for layer, values in by_layer]
     return Curve(
         "gradients of the weight tensors",
         "layer (0: embeddings, then the blocks and what is above)",
         "gradient norm, over the median of all tensors",
-        {
-            "largest of the layer": [CurvePoint(layer, max(values)) for layer, values in by_layer],
-            "median of the layer": [
-                CurvePoint(layer, float(np.median(values))) for layer, values in by_layer
-            ],
-        },
+        {"largest of the layer": largest, "median of the layer": median},
         log_y=True,
     )
