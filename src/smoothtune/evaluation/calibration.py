@@ -127,11 +127,7 @@ class Kind(NamedTuple):
 
 _CONFIDENCE = "confidence (mean of the bin)"
 CLASSES = Kind(
-    predicted_class,
-    _class_nll,
-    "reliability",
-    _CONFIDENCE,
-    "accuracy (share of the bin)",
+    predicted_class, _class_nll, "reliability", _CONFIDENCE, "accuracy (share of the bin)"
 )
 LABELS = Kind(
     every_label,
@@ -151,13 +147,9 @@ ANSWERS = Kind(
 
 def kind_of(task: Task) -> Kind | None:
     """What the probabilities of a task are stated of; None: it predicts scores."""
-    kinds = {
-        "regression": None,
-        "multi_label_classification": LABELS,
-        "single_label_classification": CLASSES,
-        None: ANSWERS,
-    }
-    return kinds[task.head.problem_type]
+    kinds = {"multi_label_classification": LABELS, "single_label_classification": CLASSES}
+    type_ = task.head.problem_type
+    return ANSWERS if type_ is None else kinds.get(type_)
 
 
 def calibration_report(
@@ -165,9 +157,9 @@ def calibration_report(
 ) -> tuple[dict[str, Any], Curve]:
     """Calibration on all rows, and before and after a temperature fitted on half of them.
 
-    With several labels a bin holds pairs of a row and a label; its share of pairs where the row has
-    the label stands in the place of the accuracy. Rare labels fill the lowest bin, so the error
-    over all pairs is small; the errors by label, and their mean, are not.
+    With several labels a bin holds pairs of a row and a label, with the share that has the label in
+    the place of the accuracy. Rare labels fill the lowest bin, so the error over all pairs is
+    small; the errors by label, and their mean, are not.
 
     Args:
         kind: what the probabilities are stated of.
@@ -177,33 +169,28 @@ def calibration_report(
         seed: of the halves.
 
     Returns:
-        Numbers, and the reliability diagram: 15 bins of equal width with 95 % Wilson intervals;
-        after scaling, of the rows the temperature was not fitted on. `ece_by_chance` is the ECE, or
-        the mean over labels, that a calibrated model with the same probabilities has on so many
-        rows: the mean over samples of labels, and the bound that 95 % of them do not exceed.
-        `nll_change` is what the temperature changes in the NLL of the rows it was not fitted on,
-        with a 95 % interval; `prediction_sets` are judged on the same rows. With fewer than four
-        rows no temperature is fitted.
+        Numbers, and the reliability diagram: 15 bins of equal width with 95 % Wilson intervals.
+        `ece_by_chance` is the ECE, or the mean over labels, that a calibrated model with the same
+        probabilities has on so many rows: the mean over samples of labels, and the bound that 95 %
+        of them do not exceed. From four rows on a temperature is fitted; `nll_change`, with a 95 %
+        interval, `prediction_sets` and the scaled diagram are of the other half.
     """
     # all rows, and each label
-    pairs = kind.pairs(predictions, labels)
+    stated, right = kind.pairs(predictions, labels)
     numbers: dict[str, Any] = {"all_rows": _errors(kind, predictions, labels)}
-    columns = [pairs[0]]
+    columns = [stated]
     if names:
         columns = [*expit(predictions).T]
-        by_label = dict(zip(names, label_errors(expit(predictions), labels), strict=True))
-        numbers["ece_by_label"] = by_label
-        numbers["mean_ece_of_labels"] = float(np.mean(list(by_label.values())))
+        errors = label_errors(expit(predictions), labels)
+        numbers["ece_by_label"] = dict(zip(names, errors, strict=True))
+        numbers["mean_ece_of_labels"] = float(np.mean(errors))
     # what a calibrated model would show
     by_chance = np.mean([chance_errors(each, seed=i) for i, each in enumerate(columns)], axis=0)
-    bins = binned(*pairs)
+    high, bins = float(np.quantile(by_chance, CHANCE_BOUND)), binned(stated, right)
     numbers |= {
-        "ece_by_chance": {
-            "mean": float(by_chance.mean()),
-            "high": float(np.quantile(by_chance, CHANCE_BOUND)),
-        },
-        "mean_confidence": float(pairs[0].mean()),
-        "mean_correct": float(pairs[1].mean()),
+        "ece_by_chance": {"mean": float(by_chance.mean()), "high": high},
+        "mean_confidence": float(stated.mean()),
+        "mean_correct": float(right.mean()),
         "bins": {name: values.tolist() for name, values in asdict(bins).items()},
     }
     lines = {"perfect": [CurvePoint(0, 0), CurvePoint(1, 1)], "as it is": bins.points()}
@@ -246,7 +233,7 @@ def _errors(kind: Kind, predictions: np.ndarray, labels: np.ndarray) -> dict[str
 
 def _mean_change(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
     """The mean change of two rows or more, (N,) or (N, L), with Student's 95 % interval."""
-    rows = [each.reshape(len(each), -1).mean(1) for each in (before, after)]
-    change = Summary.of(rows[1] - rows[0]).effect
+    old, new = (each.reshape(len(each), -1).mean(1) for each in (before, after))
+    change = Summary.of(new - old).effect
     low, high = change.bounds
     return {"value": change.value, "low": low, "high": high}

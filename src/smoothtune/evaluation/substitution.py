@@ -13,7 +13,7 @@ Robust?, AAAI 2020, whose synonyms and checks need models of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +34,7 @@ queries for an example."""
 CONTINUES, BEGINS = "##", ("Ġ", "▁")  # marks of WordPiece; of byte-level BPE and SentencePiece
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """Which tokens are words."""
 
     words: np.ndarray
@@ -81,13 +80,12 @@ def substitution_curve(
         examples that are attacked the share that has a word to exchange.
     """
     attack = _Attack(predictor, rows, vocabulary(predictor.tokenizer, vocab_size), num_neighbors)
-    attacked, order = attack.standing(), attack.ranking(MAX_RANKED)
+    attacked, order = attack.standing(), attack.ranking()
 
     def scores(tried: Sequence[float]) -> Iterator[list[float]]:
         for count in map(int, tried):
             if count:
-                words = [ranked[count - 1] if count <= len(ranked) else None for ranked in order]
-                attack.exchange(words, f"word {count}")
+                attack.exchange(count, order)
             yield [predictor.main_metric(attack.predictions, rows)]
 
     curve = disturbance_curve(
@@ -111,6 +109,7 @@ class _Attack:
         self, predictor: Predictor, rows: Dataset, vocab: Vocabulary, num_neighbors: int
     ) -> None:
         self.predictor, self.rows, self.vocab = predictor, rows, vocab
+        self.is_regression = predictor.task.head.problem_type == "regression"
         self.ids = [list(row) for row in rows["input_ids"][:]]
         self.labels, self.queries = np.asarray(rows["labels"][:]), 0
         everyone = np.arange(len(rows))
@@ -130,72 +129,69 @@ class _Attack:
         return dict(zip(words, neighbors.tolist(), strict=True))
 
     def _query(
-        self, title: str, owners: np.ndarray, texts: list[list[int]]
+        self, title: str, owners: Sequence[int] | np.ndarray, texts: list[list[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """(M, W) predictions for texts, and (M,) their losses by the labels of `owners`."""
         rows = self.rows.select(owners, keep_in_memory=True).remove_columns("input_ids")
         rows = rows.add_column("input_ids", texts)
         self.predictor.progress.start(title, self.predictor.num_batches(rows))
         self.queries += len(rows)
-        predictions = self.predictor.predict(rows)
-        return predictions, self._loss(predictions, self.labels[owners])
-
-    def _loss(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        if self.predictor.task.head.problem_type == "regression":
-            return (predictions[:, 0] - labels) ** 2
+        predictions, labels = self.predictor.predict(rows), self.labels[owners]
+        if self.is_regression:
+            return predictions, (predictions[:, 0] - labels) ** 2
         if labels.ndim == 2:
-            return binary_cross_entropy(predictions, labels).mean(axis=1)
-        return -log_softmax(predictions, axis=1)[np.arange(len(labels)), labels]
+            return predictions, binary_cross_entropy(predictions, labels).mean(axis=1)
+        losses = -log_softmax(predictions, axis=1)[np.arange(len(labels)), labels]
+        return predictions, losses
 
     def standing(self) -> np.ndarray:
         """(N,) examples to attack: those that are right, in all labels; all of a regression."""
-        if self.predictor.task.head.problem_type == "regression":
+        if self.is_regression:
             return np.ones(len(self.rows), dtype=bool)
         if self.labels.ndim == 2:
             right: np.ndarray = ((self.predictions > 0) == self.labels).all(axis=1)
             return right
         return self.predictions.argmax(1) == self.labels
 
-    def ranking(self, most: int) -> list[list[int]]:
+    def ranking(self) -> list[list[int]]:
         """Positions of every example's words, the one first that raises the loss most if masked."""
         tokenizer, standing = self.predictor.tokenizer, self.standing()
         names = (tokenizer.mask_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
         mask = next(i for i in (*names, tokenizer.pad_token_id) if i is not None)
         positions: list[list[int]] = []
+        owners, texts = [], []
         for row, ids in enumerate(self.ids):
             draw = np.random.default_rng([self.predictor.seed, row])
             words = word_positions(ids, self.vocab) if standing[row] and self.neighbors else []
-            positions.append(sorted(draw.permutation(words)[:most].tolist()))
-        owners = [row for row, words in enumerate(positions) for _ in words]
-        texts = [
-            [*self.ids[row][:position], mask, *self.ids[row][position + 1 :]]
-            for row, words in enumerate(positions)
-            for position in words
-        ]
+            positions.append(sorted(draw.permutation(words)[:MAX_RANKED].tolist()))
+            owners += [row] * len(positions[row])
+            texts += [_exchanged(ids, position, mask) for position in positions[row]]
         if not owners:
             return positions
-        _, losses = self._query("importance of words", np.array(owners), texts)
-        rises = iter(losses)
+        rises = iter(self._query("importance of words", owners, texts)[1])
         return [
             [position for _, position in sorted((-next(rises), position) for position in words)]
             for words in positions
         ]
 
-    def exchange(self, positions: Sequence[int | None], title: str) -> None:
-        """Exchange one word of every example that stands, where that raises the loss."""
+    def exchange(self, number: int, ranking: list[list[int]]) -> None:
+        """Exchange the word of this rank, from 1, in texts that stand, where the loss rises."""
         standing = self.standing()
         owners, texts = [], []
-        for row, position in enumerate(positions):
-            if position is None or not standing[row]:
-                continue
-            ids = self.ids[row]
-            for other in self.neighbors[ids[position]]:
-                owners.append(row)
-                texts.append([*ids[:position], other, *ids[position + 1 :]])
+        for row, words in enumerate(ranking):
+            if standing[row] and number <= len(words):
+                ids, position = self.ids[row], words[number - 1]
+                others = self.neighbors[ids[position]]
+                owners += [row] * len(others)
+                texts += [_exchanged(ids, position, other) for other in others]
         if not owners:
             return
-        predictions, losses = self._query(title, np.array(owners), texts)
+        predictions, losses = self._query(f"word {number}", owners, texts)
         for index, row in enumerate(owners):
             if losses[index] > self.losses[row]:
                 self.losses[row], self.ids[row] = losses[index], texts[index]
                 self.predictions[row] = predictions[index]
+
+
+def _exchanged(ids: list[int], position: int, token: int) -> list[int]:
+    return [*ids[:position], token, *ids[position + 1 :]]
