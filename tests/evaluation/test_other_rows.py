@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.config.evaluation import OtherData
+from smoothtune.config.evaluation import OtherData, Settings
 from smoothtune.errors import DataError
-from smoothtune.evaluation.transfer import labeled_rows, other_rows, validation_texts
+from smoothtune.evaluation.subject import Subject
+from smoothtune.evaluation.transfer import labeled_rows, other_rows
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS, describe_task
 
@@ -74,7 +75,8 @@ def test_texts_are_those_of_the_tokenized_rows(tokenizer, tmp_path: Path, split)
     if split:
         write(tmp_path / split, rows[5:25])
     prepared = prepare(tmp_path, TASK, tokenizer, max_eval_samples=7)
-    texts = validation_texts(tmp_path, prepared)
+    settings = Settings(model="model", data=str(tmp_path))
+    texts = Subject(settings, None, prepared).texts
     assert len(texts) == 7
     assert texts["labels"][:] == prepared.validation["labels"][:]
     for text, ids in zip(texts["text"], prepared.validation["input_ids"], strict=True):

@@ -41,13 +41,6 @@ class Calibration(Record):
     data: str
     """sha256 of the data whose rows these are."""
 
-    @property
-    def summary(self) -> str:
-        """What the file holds, for people."""
-        contents = [] if self.temperature is None else ["the temperature for predict --calibrated"]
-        contents += ["the scores for predict --coverage"] * bool(self.conformal_scores)
-        return " and ".join(contents) or "no temperature, since none fits"
-
 
 def fits(temperature: float) -> bool:
     """Whether a temperature is more than the end of the search for one."""
@@ -80,7 +73,10 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
             write_atomic(folder / CARD, f"{card.rstrip()}\n\n{_section(calibration)}")
     except OSError as error:
         return f"the calibration is not kept: {folder} cannot be written ({error.strerror})"
-    return f"{folder / CALIBRATION} keeps {calibration.summary}"
+    contents = ["the temperature for predict --calibrated"] * (calibration.temperature is not None)
+    contents += ["the scores for predict --coverage"] * bool(calibration.conformal_scores)
+    kept = " and ".join(contents) or "no temperature, since none fits"
+    return f"{folder / CALIBRATION} keeps {kept}"
 
 
 def _stored(path: Path, mend: str = AGAIN) -> Calibration | None:

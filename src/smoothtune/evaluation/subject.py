@@ -11,7 +11,6 @@ from datasets import Dataset
 
 from smoothtune.config.evaluation import Settings
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.evaluation.transfer import validation_texts
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.nn.architecture import embedding_table
 from smoothtune.tasks.prepare import Prepared
@@ -34,10 +33,13 @@ class Subject:
 
     @cached_property
     def texts(self) -> Dataset:
-        """Texts of the validation rows of `sample`."""
-        source = self.settings.data or self.prepared.task.hub_id or ""
-        texts = validation_texts(source, self.prepared)
-        return texts.select(self.sample(), keep_in_memory=True)
+        """The validation rows of `sample` as text, for pairs text_pair, labels and example_id."""
+        task, split = self.prepared.task, self.prepared.validation_split
+        source = self.settings.data or task.hub_id or ""
+        raw = task.load_splits(source, need_train=False)[split]
+        labels = task.rows.check({split: raw}, source)[split]
+        ids = np.asarray(self.prepared.validation["example_id"][:])
+        return task.rows.select(raw, ids[self.sample()], labels)
 
     def num_examples(self, rows: Dataset) -> int:
         """Number of examples; one with a long context has several rows."""

@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,12 @@ from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import ClassLookup
-from smoothtune.tasks.prepare import Prepared, tokenized_examples
+from smoothtune.tasks.prepare import tokenized_examples
 from smoothtune.tasks.presets import TASKS
 
 FURTHER_BATCH = 16
+OF_PRESET = ("text_columns", "label_column", "hub_id", "hub_config", "validation_split")
+"""What another task says of the data, in the place of the model's own."""
 
 
 def as_task(other: OtherData, task: Task) -> Task:
@@ -45,14 +46,7 @@ def as_task(other: OtherData, task: Task) -> Task:
                 f"{other.source}: {preset.name} is read from {', '.join(preset.text_columns)}, "
                 f"which does not fit task {task.name}"
             )
-        task = replace(
-            task,
-            text_columns=preset.text_columns,
-            label_column=preset.label_column,
-            hub_id=preset.hub_id,
-            hub_config=preset.hub_config,
-            validation_split=preset.validation_split,
-        )
+        task = replace(task, **{name: getattr(preset, name) for name in OF_PRESET})
     # columns the user names
     if other.text_columns and len(other.text_columns) != len(task.text_columns):
         raise DataError(
@@ -178,15 +172,6 @@ def trained_further(
                 optimizer.zero_grad()
                 predictor.progress.advance()
     return replace(predictor, model=model.eval())
-
-
-def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
-    """Columns text, for pairs text_pair, labels and example_id of a prepared validation split."""
-    task, splits = prepared.task, prepared.task.load_splits(source, need_train=False)
-    split = prepared.validation_split
-    labels = task.rows.check({split: splits[split]}, str(source))[split]
-    rows = np.asarray(prepared.validation["example_id"][:])
-    return task.rows.select(splits[split], rows, labels)
 
 
 def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> tuple[Task, Dataset, str]:
