@@ -168,36 +168,25 @@ def _answers(
         `change` (of the score; of the first answer's probability; of the label that moves most)
         and `flips`, whether the answer becomes another.
     """
-    rows = np.arange(len(before))
+    flips, old, new = np.zeros(len(before), bool), before, after
     if isinstance(gold[0], list):
-        old, new = expit(before), expit(after)
-        moved = new - old
-        answers = {
-            "label": [", ".join(_select(names, np.array(each) > 0)) or NO_LABEL for each in gold],
-            "before": [_predicted_labels(names, row) for row in old],
-            "after": [_predicted_labels(names, row) for row in new],
-            "change": moved[rows, np.abs(moved).argmax(axis=1)],
-            "flips": ((before > 0) != (after > 0)).any(axis=1),
-        }
-        return "labels", pd.DataFrame(answers)
-    if before.shape[1] == 1:
-        answers = {
-            "label": [f"{each:g}" for each in gold],
-            "before": [f"{value:.2f}" for value in before[:, 0]],
-            "after": [f"{value:.2f}" for value in after[:, 0]],
-            "change": (after - before)[:, 0],
-            "flips": np.zeros(len(before), bool),
-        }
-        return "", pd.DataFrame(answers)
-    classes, old, new = before.argmax(1), softmax(before, axis=1), softmax(after, axis=1)
-    answers = {
-        "label": [names[each] for each in gold],
-        "before": [_likeliest(names, row) for row in old],
-        "after": [_likeliest(names, row) for row in new],
-        "change": new[rows, classes] - old[rows, classes],
-        "flips": after.argmax(1) != classes,
-    }
-    return "class", pd.DataFrame(answers)
+        what, old, new = "labels", expit(before), expit(after)
+        label = [", ".join(_select(names, np.array(each) > 0)) or NO_LABEL for each in gold]
+        shown = [[_predicted_labels(names, row) for row in each] for each in (old, new)]
+        moving = np.abs(new - old).argmax(axis=1)
+        flips = ((before > 0) != (after > 0)).any(axis=1)
+    elif before.shape[1] == 1:
+        what, label, moving = "", [f"{each:g}" for each in gold], np.zeros(len(before), int)
+        shown = [[f"{value:.2f}" for value in each[:, 0]] for each in (old, new)]
+    else:
+        what, old, new = "class", softmax(before, axis=1), softmax(after, axis=1)
+        label = [names[each] for each in gold]
+        shown = [[_likeliest(names, row) for row in each] for each in (old, new)]
+        moving = before.argmax(1)
+        flips = after.argmax(1) != moving
+    change = (new - old)[np.arange(len(before)), moving]
+    columns = {"label": label, "before": shown[0], "after": shown[1]}
+    return what, pd.DataFrame({**columns, "change": change, "flips": flips})
 
 
 def _likeliest(names: Sequence[str], chances: np.ndarray) -> str:
@@ -206,10 +195,8 @@ def _likeliest(names: Sequence[str], chances: np.ndarray) -> str:
 
 def _predicted_labels(names: Sequence[str], chances: np.ndarray) -> str:
     """The labels above one half, or the one that comes nearest."""
-    if (chances > 0.5).any():
-        texts = [f"{name} {chance:.2f}" for name, chance in zip(names, chances, strict=True)]
-        return ", ".join(_select(texts, chances > 0.5))
-    return f"{NO_LABEL} ({_likeliest(names, chances)})"
+    texts = [f"{name} {chance:.2f}" for name, chance in zip(names, chances, strict=True)]
+    return ", ".join(_select(texts, chances > 0.5)) or f"{NO_LABEL} ({_likeliest(names, chances)})"
 
 
 def _select(names: Sequence[str], mask: np.ndarray) -> list[str]:

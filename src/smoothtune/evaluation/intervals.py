@@ -79,10 +79,7 @@ def bootstrap_intervals(
     low, high = np.atleast_1d(result.confidence_interval.low, result.confidence_interval.high)
     point = values(np.arange(len(columns[0])))  # where all resamples agree, BCa has no value
     low, high = np.where(np.isnan(low), point, low), np.where(np.isnan(high), point, high)
-    return {
-        name: Interval(float(below), float(above))
-        for name, below, above in zip(names, low, high, strict=True)
-    }
+    return dict(zip(names, map(Interval, low.tolist(), high.tolist()), strict=True))
 
 
 def scores_with_intervals(

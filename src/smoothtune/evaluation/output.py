@@ -50,8 +50,7 @@ def stored_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None
         return None
     if not content["parts"]:
         return None  # it ended in its first part
-    here = json.loads(json.dumps(settings.identity()))
-    if changed := changed_fields(content["settings"], here):
+    if changed := changed_fields(content["settings"], settings.identity()):
         raise OutputError(
             f"{folder} holds another evaluation ({changed}); choose another "
             "output_dir or replace it with --overwrite-output-dir"
