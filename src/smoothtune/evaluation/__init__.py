@@ -2,11 +2,7 @@
 
 from smoothtune.config.evaluation import Settings
 from smoothtune.evaluation.calibration import fit_temperature, split_for_temperature
-from smoothtune.evaluation.conformal import (
-    conformal_scores,
-    conformal_threshold,
-    prediction_sets,
-)
+from smoothtune.evaluation.conformal import conformal_scores, conformal_threshold, prediction_sets
 from smoothtune.evaluation.corruption import (
     corrupt_tokens,
     drop_words,

@@ -27,8 +27,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 """(M,) stated probabilities, and (M,) whether it is so."""
 
 NUM_BINS = 15
-CHANCE_DRAWS = 1000
-"""Samples of labels that a calibrated model is judged on."""
+CHANCE_DRAWS = 1000  # samples of labels that a calibrated model is judged on
 
 
 @dataclass(frozen=True)
@@ -107,25 +106,22 @@ def label_errors(probabilities: np.ndarray, gold: np.ndarray) -> list[float]:
     ]
 
 
-def chance_errors(
-    confidence: np.ndarray, *, num_draws: int = CHANCE_DRAWS, seed: int = 0
-) -> np.ndarray:
+def chance_errors(confidence: np.ndarray, *, seed: int = 0) -> np.ndarray:
     """ECE of a calibrated model, by chance: every answer is right with its stated probability.
 
     Args:
         confidence: (N,) probability that an answer is right, 0 to 1.
-        num_draws: samples of which answers are right.
-        seed: of the samples.
+        seed: of the samples of which answers are right.
 
     Returns:
-        (num_draws,) ECE with 15 bins of equal width.
+        (1000,) ECE with 15 bins of equal width, one of each sample.
     """
     draws = np.random.default_rng(seed)
     index = np.searchsorted(np.linspace(0, 1, NUM_BINS + 1)[1:-1], confidence)
     stated = np.bincount(index, confidence, NUM_BINS)
     right = (
         np.bincount(index, draws.random(len(confidence)) < confidence, NUM_BINS)
-        for _ in range(num_draws)
+        for _ in range(CHANCE_DRAWS)
     )
     return np.array([np.abs(count - stated).sum() for count in right]) / len(confidence)
 
