@@ -85,8 +85,7 @@ def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) 
         runs.append(Run(name, folder, content))
     tasks = sorted({run.content["task"] for run in runs})
     if len(tasks) != 1:
-        about = ", ".join(tasks) or "none"
-        raise OutputError(f"a report is about one task, and these are about: {about}")
+        raise OutputError(f"a report is about one task, and these are about: {', '.join(tasks)}")
     if len({run.main_metric for run in runs}) != 1:
         scored = ", ".join(f"{run.name} by {run.main_metric}" for run in runs)
         raise OutputError(
@@ -109,13 +108,10 @@ def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
     # the same rows with the same labels
     ids, before = read_predictions(first.folder)
     other_ids, after = read_predictions(other.folder)
-    same_data = (
-        first.content["data"]["splits"]["validation"]
-        == (other.content["data"]["splits"]["validation"])
-    )
+    content, splits = first.content, [run.content["data"]["splits"] for run in (first, other)]
+    same_data = splits[0]["validation"] == splits[1]["validation"]
     if not same_data or not np.array_equal(ids, other_ids):
         return None
-    content = first.content
     task = TASK_CLASSES[content["task_type"]](
         content["task"],
         label_names=tuple(content["label_names"]),

@@ -22,6 +22,7 @@ from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.locations import keep_locations, row_locator
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
+from smoothtune.nn import rng
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import ClassLookup
 from smoothtune.tasks.prepare import tokenized_examples
@@ -156,8 +157,7 @@ def trained_further(
     schedule = get_linear_schedule_with_warmup(optimizer, 0, updates)
     device = next(model.parameters()).device
     predictor.progress.start("further training", updates)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with rng.isolated(device):
         torch.manual_seed(predictor.seed)
         for epoch in range(num_train_epochs):
             order.set_epoch(epoch)
