@@ -40,7 +40,9 @@ def as_task(other: OtherData, task: Task) -> Task:
         DataError: they do not fit the task.
     """
     # columns and splits of a named task
-    preset = _preset_of(other)
+    if other.preset is not None and other.preset not in TASKS:
+        raise DataError(f"{other.source}: {unknown('preset', other.preset, TASKS)}")
+    preset = _named_task(other) if other.preset is None else TASKS[other.preset]
     if preset is not None:
         if len(preset.text_columns) != len(task.text_columns) or type(preset) is not type(task):
             raise DataError(
@@ -77,17 +79,14 @@ def as_task(other: OtherData, task: Task) -> Task:
     return adapted
 
 
-def _preset_of(other: OtherData) -> Task | None:
-    """The task whose columns and splits another data set has, if one is named."""
-    if other.preset is not None and other.preset not in TASKS:
-        raise DataError(f"{other.source}: {unknown('preset', other.preset, TASKS)}")
-    name = other.preset or (other.source if not os.path.exists(other.source) else None)
-    return TASKS.get(name or "")
+def _named_task(other: OtherData) -> Task | None:
+    """The task that the source names, where there is no such path."""
+    return None if os.path.exists(other.source) else TASKS.get(other.source)
 
 
 def source_of(other: OtherData) -> str:
     """Where another data set is read from: a path, or a data set of the hub."""
-    preset = None if os.path.exists(other.source) else TASKS.get(other.source)
+    preset = _named_task(other)
     return (preset and preset.hub_id) or other.source
 
 
