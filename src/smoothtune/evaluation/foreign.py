@@ -36,13 +36,11 @@ def missing_options(settings: Settings | Prediction) -> Options:
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task_type = settings.task_type or type_of_model(base.config)
     if settings.data is None:
-        return _unset({"data": FILE} | usual_fields(task_type), settings)
-    return _unset(_fitting(settings, base, task_type), settings)
-
-
-def _unset(options: Options, settings: Settings | Prediction) -> Options:
+        options = {"data": FILE} | usual_fields(task_type)
+    else:
+        options = _fitting(settings, base, task_type)
     if isinstance(settings, Prediction):
-        options = {name: value for name, value in options.items() if name != "label_column"}
+        options.pop("label_column", None)
     return {name: value for name, value in options.items() if getattr(settings, name) is None}
 
 
