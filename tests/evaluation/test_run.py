@@ -507,6 +507,7 @@ def test_another_architecture_is_no_base_model(tiny_folder: Path, tmp_path: Path
         ),
         (["tuned", "--ood", "imdb"], "'imdb' is not NAME=DATA"),
         (["tuned", "--ood", "../x=y.csv"], "'../x=y.csv' is not NAME=DATA"),
+        (["tuned", "--ood", "a after b=y.csv"], "'a after b=y.csv' is not NAME=DATA"),
         (["model", "--task", "sst2", "--data", "data"], "sentence"),
     ],
 )

@@ -33,8 +33,8 @@ PartName = Literal[
 ]
 """The optional parts; the task's metrics are always computed."""
 OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
-OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
-"""The name of another data set becomes part of file names."""
+OOD_NAME = re.compile(rf"(?!.*{AFTER})\w[\w. -]{{0,60}}")
+"""The name of another data set becomes part of file names, and stands before `AFTER`."""
 
 
 @dataclass(
