@@ -29,8 +29,8 @@ def missing_options(settings: Settings | Prediction) -> Options:
     columns = settings.task_type is not None and TASK_CLASSES[settings.task_type].text_columns
     described = settings.text_columns is not None or bool(columns)
     misnamed = settings.task is not None and not preset and not described  # which is said elsewhere
-    record = training_record(settings.model)
-    recorded = record and record["config"].get("task")  # a Trainer of one's own has none to record
+    run = training_record(settings.model).get("config", {})
+    recorded = run.get("task")  # a Trainer of one's own has none to record
     if preset or misnamed or recorded or (described and settings.data is not None):
         return {}
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)

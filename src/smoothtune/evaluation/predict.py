@@ -131,7 +131,7 @@ def _column_names(task: Task, settings: Prediction) -> list[str]:
 
 
 def _fitted(
-    settings: Prediction, base: Base, record: dict[str, Any] | None
+    settings: Prediction, base: Base, record: dict[str, Any]
 ) -> tuple[float | None, float | None]:
     """What divides the logits, and the threshold of the sets; None: not asked for."""
     if not settings.calibrated and settings.coverage is None:
@@ -151,9 +151,9 @@ def _fitted(
     return temperature if settings.calibrated else None, threshold
 
 
-def _of_evaluation(settings: Prediction, record: dict[str, Any] | None) -> list[str]:
+def _of_evaluation(settings: Prediction, record: dict[str, Any]) -> list[str]:
     """Options that `evaluate` needs for this model: rows with labels, if no training names any."""
-    if record and record["config"].get("task"):
+    if record.get("config", {}).get("task"):
         return []
     columns = [part for name in settings.text_columns or () for part in ("--text-column", name)]
     return ["--data", "labeled.csv", *(columns or ["--task", str(settings.task)])]

@@ -169,7 +169,7 @@ def _check_other_data(subject: Subject, done: Collection[str]) -> None:
 
 
 def _load_subject(
-    settings: Settings, training: dict[str, Any] | None, bar: Bar
+    settings: Settings, training: dict[str, Any], bar: Bar
 ) -> tuple[Subject, dict[str, str]]:
     """Load the model, or the ensemble, and its data, with their fingerprints."""
     names = (settings.model, *settings.ensemble)
@@ -189,13 +189,13 @@ def _load_subject(
     return Subject(settings, predictor, prepared), fingerprints
 
 
-def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) -> Prepared:
+def _read_data(settings: Settings, training: dict[str, Any], base: Base) -> Prepared:
     """The data; those of the training run, wherever they lie, are split as they were then."""
     task = configured_task(settings)
     prepare_rows: Callable[..., Prepared] = prepare
     if not (is_training_data(settings, training) or _is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
-        rows = (training or {}).get("data", {}).get("train")  # a number in a Trainer's record
+        rows = training.get("data", {}).get("train")  # a number in a Trainer's record
         known = rows if isinstance(rows, int) else None
         prepare_rows = partial(prepare_evaluation, model_labels=names, trained_on=known)
     try:
@@ -213,10 +213,10 @@ def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) 
         raise DataError(f"{error}{where_recorded(settings, training)}") from error
 
 
-def _is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
+def _is_copy(settings: Settings, training: dict[str, Any], task: Task) -> bool:
     """Whether data at another place have the very rows that a training run used."""
-    recorded = (training or {}).get("fingerprints", {}).get("data")
-    if training is None or not recorded or settings.task != training["config"].get("task"):
+    recorded = training.get("fingerprints", {}).get("data")
+    if not recorded or settings.task != training["config"].get("task"):
         return False
     try:
         run = RunConfig.model_validate(training["config"])
@@ -233,11 +233,11 @@ def _is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) ->
 
 
 def _empty_evaluation(
-    subject: Subject, fingerprints: dict[str, str], training: dict[str, Any] | None
+    subject: Subject, fingerprints: dict[str, str], training: dict[str, Any]
 ) -> dict[str, Any]:
     """The content of ``evaluation.json`` before the first part."""
     settings, task = subject.settings, subject.prepared.task
-    one_training = None if settings.ensemble else training
+    one_training = {name: training.get(name) for name in ("methods", "cost", "seed")}
     return {
         "model": " + ".join((settings.model, *settings.ensemble)),
         "task": task.name,
@@ -245,8 +245,7 @@ def _empty_evaluation(
         "headline": task.metrics[0],
         "metrics": list(task.metrics),
         "label_names": list(task.label_names or ()),
-        "training": one_training
-        and {name: one_training.get(name) for name in ("methods", "cost", "seed")},
+        "training": one_training if training and not settings.ensemble else None,
         "data": subject.prepared.report.to_dict(),
         "settings": settings.identity(),
         "fingerprints": fingerprints,

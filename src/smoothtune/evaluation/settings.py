@@ -25,8 +25,8 @@ FROM_TRAINING = ("task", "max_seq_length", *SpanFields.model_fields)
 """Fields taken from any training run."""
 
 
-def training_record(model: str) -> dict[str, Any] | None:
-    """What ``smoothtune train`` wrote into a model folder; None for other models.
+def training_record(model: str) -> dict[str, Any]:
+    """What ``smoothtune train`` wrote into a model folder; empty for other models.
 
     Raises:
         OutputError: ``result.json`` is damaged.
@@ -34,12 +34,12 @@ def training_record(model: str) -> dict[str, Any] | None:
     path = Path(os.path.expanduser(model)) / RESULT
     record = read_json(path)
     if record is None or not isinstance(record.get("config"), dict):
-        return None
+        return {}
     Training.check(record, path, "train")
     return record
 
 
-def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
+def resolve(settings: Settings, record: dict[str, Any]) -> Settings:
     """Fill in what the training run says.
 
     Returns:
@@ -48,7 +48,7 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     Raises:
         ConfigError: no known task, or a share of other data that is not named.
     """
-    run = record["config"] if record else {}
+    run = record.get("config", {})
     more = ("max_train_samples", "max_eval_samples", "drop_missing")
     filled = _from_training(settings, run, more)
     if (most := settings.max_eval_samples) is not None:
@@ -74,9 +74,9 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     return completed.model_copy(update={"max_train_samples": trained_on})
 
 
-def resolve_prediction(settings: Prediction, record: dict[str, Any] | None) -> Prediction:
+def resolve_prediction(settings: Prediction, record: dict[str, Any]) -> Prediction:
     """As `resolve`."""
-    run = record["config"] if record else {}
+    run = record.get("config", {})
     completed = _validated(settings, _from_training(settings, run))
     if problems := _task_problems(completed):
         raise ConfigError(problems)
@@ -121,9 +121,9 @@ def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:
     return candidate
 
 
-def where_recorded(settings: Settings, record: dict[str, Any] | None) -> str:
+def where_recorded(settings: Settings, record: dict[str, Any]) -> str:
     """What to add to an error about data that a training run recorded and that are not here."""
-    data = record and record["config"].get("data")
+    data = record.get("config", {}).get("data")
     if data is None or data != settings.data or os.path.exists(os.path.expanduser(data)):
         return ""
     return (
@@ -132,9 +132,9 @@ def where_recorded(settings: Settings, record: dict[str, Any] | None) -> str:
     )
 
 
-def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
+def is_training_data(settings: Settings, record: dict[str, Any]) -> bool:
     """Whether the data are those of the training run, which may have held out rows of its own."""
-    run = record["config"] if record else {}
+    run = record.get("config", {})
     if settings.task != run.get("task"):
         return False
     paths = (settings.data, seen_from_here(run.get("data"), run, settings.model))
