@@ -156,7 +156,8 @@ def _fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | 
 
 def _check_other_data(subject: Subject, done: Collection[str]) -> None:
     """Read all other data sets once, so that what is wrong with them is said before all else."""
-    missing, problems = requested_parts(subject.settings).keys() - set(done), []
+    problems: list[str] = []
+    missing = requested_parts(subject.settings).keys() - set(done)
     data_sets = {other_data_set(part) for part in missing}
     for name, other in subject.settings.ood.items():
         try:
