@@ -159,7 +159,8 @@ class _Attack:
         names = (tokenizer.mask_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
         mask = next(i for i in (*names, tokenizer.pad_token_id) if i is not None)
         positions: list[list[int]] = []
-        owners, texts = [], []
+        owners: list[int] = []
+        texts: list[list[int]] = []
         for row, ids in enumerate(self.ids):
             draw = np.random.default_rng([self.predictor.seed, row])
             words = word_positions(ids, self.vocab) if standing[row] and self.neighbors else []
@@ -177,7 +178,8 @@ class _Attack:
     def exchange(self, number: int, ranking: list[list[int]]) -> None:
         """Exchange the word of this rank, from 1, in texts that stand, where the loss rises."""
         standing = self.standing()
-        owners, texts = [], []
+        owners: list[int] = []
+        texts: list[list[int]] = []
         for row, words in enumerate(ranking):
             if standing[row] and number <= len(words):
                 ids, position = self.ids[row], words[number - 1]
