@@ -12,16 +12,8 @@ have the least variance. `exact`, `per_layer`, `projected` and `directional` dif
 needs a LayerNorm that is right at third order (`smoothtune.nn.higher_order`) when it is trained
 through. `finite_difference` needs forward passes alone and is right in every environment.
 
-On one example of z = (x_1 x_2, x_1) at x = (1, 1), where ||J||^2 = 3 and ||H||^2 = 2, repeated so
-that the mean over the batch is close to the expectation:
-
->>> _ = torch.manual_seed(0)
->>> x = torch.ones(50_000, 2, dtype=torch.float64, requires_grad=True)
->>> def f(delta): return [torch.stack([(x + delta).prod(1), (x + delta)[:, 0]], 1)]
->>> z, weights = f(torch.zeros_like(x)), torch.ones(1, dtype=torch.float64)
->>> def mean(estimate): return [round(part.mean().item(), 1) for part in estimate]
->>> mean(exact(z, x, weights, hessian=True))
-[3.0, 2.0]
+Arguments of all: `outputs` z_l (B, d_l), computed from `x` (B, ...); `weights` (L,) lambda_l;
+`hessian`: compute H too; `probes`: independent draws averaged; `probe`: their distribution.
 """
 
 from __future__ import annotations
@@ -79,13 +71,12 @@ def squared_norm(x: Tensor) -> Tensor:
 def exact(outputs: Outputs, x: Tensor, weights: Tensor, *, hessian: bool) -> Estimate:
     """Row by row, no randomness: sum_l d_l gradients, and as many times numel(x) for H.
 
-    Args:
-        outputs: z_l (B, d_l), computed from x.
-        x: (B, ...).
-        weights: (L,) lambda_l.
-        hessian: compute H too.
+    >>> x = torch.ones(1, 2, requires_grad=True)  # z = (x_1 x_2, x_1) at (1, 1)
+    >>> z = torch.stack([x.prod(1), x[:, 0]], 1)
+    >>> [part.item() for part in exact([z], x, torch.ones(1), hessian=True)]
+    [3.0, 2.0]
     """
-    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    jacobian = curvature = x.new_zeros(len(x))
     for weight, z in zip(weights, outputs, strict=True):
         for column in z.unbind(1):
             row = gradient(column.sum(), x)
@@ -109,20 +100,9 @@ def per_layer(
 
     ||J_l||^2 = E ||v^T J_l||^2; ||H_{l,i}||^2 = E ||H_{l,i} u||^2, i uniform, times d_l.
     Unbiased: E[v^T J J^T v] = tr(J J^T E[v v^T]) = ||J||^2. Reference: Jukic & Snajder, TACL 2025.
-
-    >>> _ = torch.manual_seed(0)
-    >>> x = torch.ones(5_000, 2, dtype=torch.float64, requires_grad=True)
-    >>> z, weights = [torch.stack([x.prod(1), x[:, 0]], 1)], torch.ones(1)
-    >>> estimate = per_layer(z, x, weights, hessian=True, probes=10, dims=400)
-    >>> [round(part.mean().item()) for part in estimate]
-    [3, 2]
-
-    Args, beside those of `exact`:
-        probes: v per layer.
-        probe: distribution of u and v.
-        dims: output dimensions drawn, with replacement, the same for all examples.
+    The `dims` output dimensions are drawn with replacement, the same for all examples.
     """
-    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    jacobian = curvature = x.new_zeros(len(x))
     for weight, z in zip(weights, outputs, strict=True):
         for _ in range(probes):
             row = gradient((probe_like(z, probe) * z).sum(), x)
@@ -147,18 +127,8 @@ def projected(
     s = sum_l sqrt(lambda_l) v_l . z_l;  J = E ||ds/dx||^2,  H = E ||d^2s/dx^2 u||^2.
     Unbiased: E[v_l v_k^T] = 0 removes what different layers and dimensions have in common.
     Reference: for one layer Hoffman, Roberts, Yaida, arXiv 1908.02729.
-
-    >>> _ = torch.manual_seed(0)
-    >>> x = torch.ones(50_000, 2, dtype=torch.float64, requires_grad=True)
-    >>> z, weights = [x.prod(1, keepdim=True), x[:, :1]], torch.ones(2)
-    >>> [round(part.mean().item(), 1) for part in projected(z, x, weights, hessian=True)]
-    [3.0, 2.0]
-
-    Args, beside those of `exact`:
-        probes: independent draws averaged.
-        probe: distribution of u and v.
     """
-    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    jacobian = curvature = x.new_zeros(len(x))
     for _ in range(probes):
         terms = [
             weight.sqrt() * (probe_like(z, probe) * z).sum()
@@ -187,18 +157,8 @@ def directional(
     A JVP is taken as the derivative of a VJP in its cotangent, which works for every operation that
     has a double backward; training through J alone needs the right LayerNorm already.
     Reference: Pearlmutter, Neural Computation 6 (1994) 147-160.
-
-    >>> _ = torch.manual_seed(0)
-    >>> x = torch.ones(50_000, 2, dtype=torch.float64, requires_grad=True)
-    >>> z, weights = [torch.stack([x.prod(1), x[:, 0]], 1)], torch.ones(1, dtype=torch.float64)
-    >>> [round(part.mean().item(), 1) for part in directional(z, x, weights, hessian=True)]
-    [3.0, 2.0]
-
-    Args, beside those of `exact`:
-        probes: independent draws averaged.
-        probe: distribution of u and w.
     """
-    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    jacobian = curvature = x.new_zeros(len(x))
     for _ in range(probes):
         along = _derivative_along(outputs, x, probe_like(x, probe))
         jacobian = jacobian + weights @ _squared_norms(along) / probes
@@ -232,17 +192,10 @@ def finite_difference(
     root mean square of what x is added to.
     Reference: Abramowitz & Stegun, Handbook of Mathematical Functions, 25.3.21 and 25.3.26.
 
-    >>> _ = torch.manual_seed(0)
-    >>> x, weights = torch.ones(50_000, 2, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    >>> def f(delta): return [torch.stack([(x + delta).prod(1), (x + delta)[:, 0]], 1)]
-    >>> estimate = finite_difference(f, x, weights, hessian=True, step=0.01)
-    >>> [round(part.mean().item(), 1) for part in estimate]
-    [3.0, 2.0]
-
     Args:
         function: delta (B, ...) -> z_l (B, d_l) at x + delta, the same noise in every call.
-        x: (B, ...) gives the shape and type of delta.
-        weights: (L,) lambda_l.
+        x: gives the shape and type of delta.
+        weights: (L,).
         hessian: compute H too.
         step: h, in units of x.
         probes: independent draws averaged.
@@ -271,22 +224,20 @@ def finite_difference_per_layer(
     """`finite_difference` with one probe and without the weighted sum: two tensors (L, B)."""
     u = step * probe_like(x, probe)
     if not hessian:
-        other, distance = (function(-u), 2 * step) if center is None else (center, step)
-        along = _combine([function(u), other], [1, -1], distance)
-        jacobian = _squared_norms(along)
+        behind, distance = (function(-u), 2 * step) if center is None else (center, step)
+        jacobian = _squared_norms(_combine([function(u), behind], [1, -1], distance))
         return Estimate(jacobian, torch.zeros_like(jacobian))
     w = step * probe_like(x, probe)
     if center is not None:
         points = [function(u + w), function(u), function(w), center]
         sides = _combine(points, [0, 1, 0, -1], step), _combine(points, [0, 0, 1, -1], step)
-        mixed = _combine(points, [1, -1, -1, 1], step**2)
-        return Estimate(
-            (_squared_norms(sides[0]) + _squared_norms(sides[1])) / 2, _squared_norms(mixed)
-        )
-    points = [function(delta) for delta in (u + w, u - w, w - u, -u - w)]
-    sums = _combine(points, [1, 0, 0, -1], 2 * step), _combine(points, [0, 1, -1, 0], 2 * step)
-    mixed = _combine(points, [1, -1, -1, 1], 4 * step**2)
-    return Estimate((_squared_norms(sums[0]) + _squared_norms(sums[1])) / 4, _squared_norms(mixed))
+        mixed, draws = _combine(points, [1, -1, -1, 1], step**2), 2
+    else:
+        points = [function(delta) for delta in (u + w, u - w, w - u, -u - w)]
+        sides = _combine(points, [1, 0, 0, -1], 2 * step), _combine(points, [0, 1, -1, 0], 2 * step)
+        mixed, draws = _combine(points, [1, -1, -1, 1], 4 * step**2), 4
+    one, other = map(_squared_norms, sides)
+    return Estimate((one + other) / draws, _squared_norms(mixed))
 
 
 def _combine(points: Sequence[Outputs], signs: Sequence[int], divisor: float) -> list[Tensor]:

@@ -112,7 +112,7 @@ class InputDerivatives:
         """
         x = clean.zeros()
         weights = weights.to(x)
-        # by forward passes
+        options: Any = {"hessian": self.hessian, "probes": self.num_probes, "probe": self.probe}
         if self.name == "finite_difference":
 
             def function(delta: Tensor) -> list[Tensor]:
@@ -120,21 +120,11 @@ class InputDerivatives:
 
             center = read(clean.run()) if self.difference == "forward" else None
             return derivative_norms.finite_difference(
-                function,
-                x,
-                weights,
-                hessian=self.hessian,
-                step=self.absolute_step,
-                probes=self.num_probes,
-                probe=self.probe,
-                center=center,
+                function, x, weights, step=self.absolute_step, center=center, **options
             )
-        # by autograd
-        outputs = [z.to(x.dtype) for z in read(clean.run())]
-        leaf = clean.delta()
+        outputs, leaf = [z.to(x.dtype) for z in read(clean.run())], clean.delta()
         if self.name == "exact":
             return derivative_norms.exact(outputs, leaf, weights, hessian=self.hessian)
-        options: Any = {"hessian": self.hessian, "probes": self.num_probes, "probe": self.probe}
         if self.name == "per_layer":
             return derivative_norms.per_layer(outputs, leaf, weights, dims=self.dims, **options)
         if self.name == "directional":
