@@ -344,6 +344,6 @@ def versions() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where neighbor tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
+    """Where files that serve many runs are kept: SMOOTHTUNE_CACHE, else the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SMOOTHTUNE_CACHE") or Path(base) / "smoothtune")

@@ -36,9 +36,9 @@ def test_duplicates_and_the_token_itself_are_no_neighbors():
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_noise_lies_in_the_span_and_equals_gram_schmidt(tmp_path, normalize):
+def test_noise_lies_in_the_span_and_equals_gram_schmidt(normalize):
     table = torch.randn(30, 12, dtype=torch.float64)
-    neighbors = Neighbors(table, 4, tmp_path)
+    neighbors = Neighbors(table, 4)
     ids = torch.tensor([[3, 9, 3], [0, 1, 2]])
     z = torch.randn(2, 3, 4, dtype=torch.float64)
     with fed(z):
@@ -58,42 +58,27 @@ def test_noise_lies_in_the_span_and_equals_gram_schmidt(tmp_path, normalize):
             assert (noise[i, t] - fit[:, 0]).norm() < 1e-6 * noise[i, t].norm()
 
 
-def test_orthonormal_noise_is_isotropic_in_the_span(tmp_path):
+def test_orthonormal_noise_is_isotropic_in_the_span():
     torch.manual_seed(0)
     table = torch.randn(30, 12, dtype=torch.float64)
-    neighbors = Neighbors(table, 4, tmp_path)
+    neighbors = Neighbors(table, 4)
     noise = in_manifold(torch.full((1, 40000), 5), table, neighbors, True)[0]
     spectrum = torch.linalg.svdvals(noise) / 40000**0.5
     torch.testing.assert_close(spectrum[:4], torch.ones(4).double(), rtol=0.03, atol=0)
     assert spectrum[4] < 1e-6
 
 
-def test_found_neighbors_are_kept_on_disk(tmp_path, monkeypatch):
-    table = torch.randn(50, 6)
-    first = Neighbors(table, 3, tmp_path)
-    expected = first.of(torch.tensor([4, 8]))
-    first.save()
-    monkeypatch.setattr(
-        "smoothtune.functional.neighbors.nearest", None
-    )  # nothing is left to look up
-    again = Neighbors(table.clone(), 3, tmp_path)
-    assert torch.equal(again.of(torch.tensor([4, 8])), expected)
-    changed = Neighbors(table + 1e-3, 3, tmp_path)
-    with pytest.raises(TypeError):
-        changed.of(torch.tensor([4]))
-
-
-def test_later_changes_of_the_table_do_not_move_neighbors(tmp_path):
+def test_later_changes_of_the_table_do_not_move_neighbors():
     table = torch.randn(20, 4)
-    neighbors = Neighbors(table, 3, tmp_path)
+    neighbors = Neighbors(table, 3)
     before = nearest(torch.tensor([2]), table, 3)
     table.add_(torch.randn_like(table))
     assert torch.equal(neighbors.of(torch.tensor([2])), before)
 
 
-def test_more_neighbors_than_tokens_are_refused(tmp_path):
+def test_more_neighbors_than_tokens_are_refused():
     with pytest.raises(ValueError, match="more than 5 tokens"):
-        Neighbors(torch.randn(5, 3), 5, tmp_path)
+        Neighbors(torch.randn(5, 3), 5)
 
 
 def test_rows_of_zeros_are_no_neighbors_of_each_other():
@@ -105,30 +90,21 @@ def test_of_no_tokens():
     assert nearest(torch.empty(0, dtype=torch.long), torch.randn(5, 2), 3).shape == (0, 3)
 
 
-def test_one_neighbor(tmp_path):
+def test_one_neighbor():
     """The noise lies on the line to it, and its length there is that of the draw."""
     table = torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]], dtype=torch.float64)
-    neighbors = Neighbors(table, 1, tmp_path)
+    neighbors = Neighbors(table, 1)
     assert neighbors.of(torch.tensor([[0, 2]])).tolist() == [[[1], [1]]]
     with fed(torch.tensor([[[0.5]]], dtype=torch.float64)):
         noise = in_manifold(torch.tensor([[0]]), table, neighbors, True)
     torch.testing.assert_close(noise, torch.tensor([[[0.3, 0.4]]]).double(), rtol=1e-5, atol=0)
 
 
-def test_more_neighbors_than_dimensions(tmp_path):
+def test_more_neighbors_than_dimensions():
     """The directions depend on one another, so their products have no inverse of their own."""
     table = torch.randn(12, 3, dtype=torch.float64)
-    noise = in_manifold(torch.arange(12)[None], table, Neighbors(table, 8, tmp_path), True)
+    noise = in_manifold(torch.arange(12)[None], table, Neighbors(table, 8), True)
     assert torch.isfinite(noise).all()
-
-
-def test_nothing_is_written_before_something_is_found(tmp_path):
-    neighbors = Neighbors(torch.randn(5, 3), 2, tmp_path)
-    neighbors.save()
-    assert not list(tmp_path.rglob("*.safetensors"))
-    neighbors.of(torch.tensor([1]))
-    neighbors.save()
-    assert list(tmp_path.rglob("*")) == [tmp_path / "neighbors", neighbors.path]
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -147,24 +123,16 @@ def test_neighbors_among_candidates_equal_brute_force(metric):
         assert found[i].tolist() == sorted(others, key=lambda j: distance(i, j))[:4]
 
 
-def test_files_differ_by_candidates_and_metric(tmp_path):
+def test_only_candidates_are_neighbors():
     table, some = torch.randn(30, 4), torch.arange(30) > 10
-    first = Neighbors(table, 3, tmp_path)
-    first.of(torch.arange(30))
-    first.save()
-    others = [
-        Neighbors(table, 3, tmp_path, candidates=some),
-        Neighbors(table, 3, tmp_path, candidates=~some),
-        Neighbors(table, 3, tmp_path, metric="cosine"),
-    ]
-    assert len({each.path for each in [first, *others]}) == 4
+    others = [Neighbors(table, 3, candidates=some), Neighbors(table, 3, candidates=~some)]
     assert others[0].of(torch.arange(30)).min() > 10
     assert others[1].of(torch.arange(30)).max() <= 10
 
 
-def test_too_few_candidates_are_refused(tmp_path):
+def test_too_few_candidates_are_refused():
     with pytest.raises(ValueError, match="k=3 .* there are 3: lower k, or min_count"):
-        Neighbors(torch.randn(9, 2), 3, tmp_path, candidates=torch.arange(9) < 3)
+        Neighbors(torch.randn(9, 2), 3, candidates=torch.arange(9) < 3)
 
 
 def test_tokens_are_counted_in_rows_of_any_form():
@@ -198,10 +166,10 @@ def test_what_cannot_be_counted():
     assert not countable(None)
 
 
-def test_audit(tmp_path):
+def test_audit():
     """A star: the center is nearest to every tip, and a tip of the longest ray to nothing."""
     table = torch.tensor([[0.0, 0], [3, 0], [0, 4], [-5, 0], [0, -6], [0.1, 0.1]])
-    neighbors = Neighbors(table, 1, tmp_path, candidates=torch.arange(6) < 5)
+    neighbors = Neighbors(table, 1, candidates=torch.arange(6) < 5)
     names = ["center", "east", "north", "west", "south", "unused"]
     rows = dict(audit(neighbors, names.__getitem__, num_examples=3))
     assert rows["candidates"] == "5 of 6 tokens"

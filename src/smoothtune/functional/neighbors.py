@@ -7,25 +7,20 @@ The basis is never formed: with D the differences as columns and D'D = R'R (Chol
 Gram-Schmidt's basis is D R^-1, so the noise is D (R^-1 z) for z ~ N(0, I): two small products per
 token instead of a QR decomposition.
 
-A vocabulary holds tokens that training never moved from where they started or that stand for no
-word: unused ones, [MASK], [SEP]. They lie in the middle of the space, near to everything, so only
-tokens of the training texts are candidates.
+Unused tokens, [MASK] or [SEP] lie in the middle of the space, near to everything, so only tokens of
+the training texts are candidates.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from smoothtune.files import cache_folder, replacing
 from smoothtune.nn import rng
 
 UNKNOWN = -1
@@ -116,33 +111,26 @@ def nearest(
 
 
 class Neighbors:
-    """Nearest neighbors in an embedding table: found when first needed, kept on disk.
+    """Nearest neighbors in an embedding table, each found when first needed.
 
-    The file is named by the hash of table, candidates and metric, so it serves every later run on
-    the same model and texts.
+    Args:
+        table: (V, D) as it is now; later changes of it are not seen.
+        k: neighbors of a token.
+        candidates: (V,) True for tokens that may be neighbors; None: all.
+        metric: as in `nearest`.
+
+    Raises:
+        ValueError: there are no k other candidates.
     """
 
     def __init__(
         self,
         table: Tensor,
         k: int,
-        folder: Path | None = None,
         *,
         candidates: Tensor | None = None,
         metric: Metric = "l2",
     ):
-        """Index a (V, D) table as it is now; later changes of it are not seen.
-
-        Args:
-            table: (V, D).
-            k: neighbors of a token.
-            folder: of the file; None: the cache.
-            candidates: (V,) True for tokens that may be neighbors; None: all.
-            metric: as in `nearest`.
-
-        Raises:
-            ValueError: there are no k other candidates.
-        """
         count = len(table) if candidates is None else int(candidates.sum())
         if k >= count:
             raise ValueError(
@@ -151,44 +139,18 @@ class Neighbors:
             )
         self.table, self.metric = table.detach().float().clone(), metric
         self.candidates = None if candidates is None else candidates.to(table.device)
-        hashed = hashlib.sha256(self.table.cpu().numpy().tobytes())
-        hashed.update(metric.encode())
-        if self.candidates is not None:
-            hashed.update(self.candidates.cpu().numpy().tobytes())
-        digest = hashed.hexdigest()
-        self.path = (folder or cache_folder()) / "neighbors" / f"{digest[:32]}-k{k}.safetensors"
-        if self.path.exists():
-            self.ids = load_file(self.path)["ids"].to(table.device)
-        else:
-            self.ids = torch.full((len(table), k), UNKNOWN, dtype=torch.int32, device=table.device)
-        self._unsaved = 0
+        self._ids = torch.full((len(table), k), UNKNOWN, device=table.device)
 
     def of(self, ids: Tensor) -> Tensor:
         """(..., k) neighbors of the tokens `ids` (...)."""
         unknown = ids.unique()
-        unknown = unknown[self.ids[unknown, 0] == UNKNOWN]
+        unknown = unknown[self._ids[unknown, 0] == UNKNOWN]
         if len(unknown):
-            closest = nearest(
-                unknown,
-                self.table,
-                self.ids.shape[1],
-                candidates=self.candidates,
-                metric=self.metric,
+            k = self._ids.shape[1]
+            self._ids[unknown] = nearest(
+                unknown, self.table, k, candidates=self.candidates, metric=self.metric
             )
-            self.ids[unknown] = closest.to(self.ids.dtype)
-            self._unsaved += len(unknown)
-            if self._unsaved >= 1000:
-                self.save()
-        return self.ids[ids].long()
-
-    def save(self) -> None:
-        """Write what has been found, in one atomic step."""
-        if not self._unsaved:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as partial:
-            save_file({"ids": self.ids.cpu()}, partial)
-        self._unsaved = 0
+        return self._ids[ids]
 
 
 def audit(
@@ -200,14 +162,13 @@ def audit(
 ) -> list[tuple[str, str]]:
     """What the neighbors are, as rows of a table with two columns.
 
-    How many tokens of the vocabulary may be neighbors; which token is a neighbor of the most
-    candidates (those at even distances in the vocabulary), and of which share of them, k / V if
-    all were alike; and the neighbors of a few.
+    How many tokens may be neighbors; which one is a neighbor of the most candidates, and of which
+    share of them, k / V if all were alike; and the neighbors of a few.
 
     Args:
         neighbors: of a model.
         decode: id -> token; None: ids, and no examples.
-        num_tokens: candidates looked at, at most.
+        num_tokens: candidates looked at, at most, at even distances in the vocabulary.
         num_examples: tokens whose neighbors are written out.
     """
     size = len(neighbors.table)

@@ -137,10 +137,8 @@ class NoisyEmbeddings(LossTerm):
         self._neighbors = Neighbors(table, self.k, candidates=keep, metric=self.metric)
 
     def detach(self, model: nn.Module) -> None:
-        """Save the neighbors found, for later runs."""
-        if self._neighbors is not None:
-            self._neighbors.save()
-            self._neighbors = None
+        """Forget the neighbors."""
+        self._neighbors = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Which tokens may be neighbors, and the table that says so, where training moves it."""
