@@ -14,7 +14,6 @@ from smoothtune.functional.adversarial import (
     Norm,
     Per,
     Units,
-    Update,
     diagnostics,
     unit,
     with_defaults,
@@ -22,9 +21,7 @@ from smoothtune.functional.adversarial import (
 from smoothtune.nn import rng
 from smoothtune.nn.hooks import Layer, Point
 
-Sizes = tuple[float, float, float]
-"""sigma, step_size, epsilon"""
-
+Sizes = tuple[float, float, float]  # sigma, step_size, epsilon
 SIZES: dict[Units, Sizes] = {"relative": (0.01, 2.0, 0.02), "absolute": (1e-5, 1e-3, 1e-5)}
 
 
@@ -40,7 +37,7 @@ class Adversarial(LossTerm):
     """Dropout masks of the perturbed passes, relative to the clean one and to one another."""
 
     def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbation enters."""
+        """Where the perturbation enters."""
         return (self.layer,)
 
     def unit(self, clean: ForwardPass, norm: Norm = "l2") -> Tensor:
@@ -103,17 +100,12 @@ class AdversarialSearch(Adversarial, Penalty):
     def released_search(
         self, clean: ForwardPass, inner: Inner, step_size: float
     ) -> tuple[Tensor, Tensor]:
-        """The search of the released code, whose epsilon only guards a division."""
+        """The released search: noise + step * gradient, divided by each token's largest entry."""
+        guard = self._ascent.epsilon  # of the division, and no radius
+
+        def update(delta: Tensor, gradient: Tensor) -> Tensor:
+            delta = delta + step_size * gradient
+            return delta / (delta.abs().amax(-1, keepdim=True) + guard)
+
         start = self._ascent.sigma * rng.normal_like(clean.zeros(self.layer))
-        update = mt_dnn_direction(step_size, self._ascent.epsilon)
         return self._ascent.climb(clean, start, inner, update)
-
-
-def mt_dnn_direction(step_size: float, guard: float) -> Update:
-    """Released update: noise + step * gradient, divided by the largest entry of each token."""
-
-    def update(delta: Tensor, gradient: Tensor) -> Tensor:
-        delta = delta + step_size * gradient
-        return delta / (delta.abs().amax(-1, keepdim=True) + guard)
-
-    return update

@@ -35,7 +35,7 @@ from smoothtune.core.predictions import no_compat
 from smoothtune.core.regularizer import NonNegative, method
 from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import Inner, task_loss
-from smoothtune.functional.divergences import check_released, divergence, kl
+from smoothtune.functional.divergences import check_released, divergence, kl, symmetric_kl
 from smoothtune.methods.adversarial_base import AdversarialSearch
 
 VAT_PYTORCH = (1e-5, 1e-3, 1e-6)  # sigma, step_size, guard of the division
@@ -91,9 +91,8 @@ class ALICE(AdversarialSearch):
 
     def _virtual(self, clean: ForwardPass) -> Inner:
         clean.run()
-        if self.compat:
-            return lambda run: divergence(clean, run, kl)
-        return lambda run: divergence(clean, run)
+        measure = kl if self.compat else symmetric_kl
+        return lambda run: divergence(clean, run, measure)
 
     def _gold(self, run: ForwardPass) -> Tensor:
         if not self.compat:

@@ -50,12 +50,9 @@ class FGM(Adversarial, Penalty):
     """epsilon, l2 norm of r. Paper: 5, normalized embeddings; default 0.01 (relative), 1
     (absolute)."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.units]
-
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss at x + r."""
         gradient = gradient_at(clean, task_loss(clean.run()), self.layer, keep_graph=True)
-        r = self._epsilon * self.unit(clean) * normalize(gradient, "l2", "example")
+        epsilon = self.epsilon or DEFAULTS[self.units]
+        r = epsilon * self.unit(clean) * normalize(gradient, "l2", "example")
         return self.attacked(clean, r, gradient).loss

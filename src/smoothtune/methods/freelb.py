@@ -73,11 +73,6 @@ class FreeLB(Adversarial, TaskLoss):
     norm: Norm = "l2"
     """Norm of the ball, over an example. Paper: l2."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        sizes = (self.step_size, self.init_size, self.epsilon)
-        self._sizes = with_defaults(sizes, DEFAULTS[self.units])
-
     @property
     def traits(self) -> Traits:
         """Every step but the last differentiates at the weights."""
@@ -85,7 +80,8 @@ class FreeLB(Adversarial, TaskLoss):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """Mean task loss of K steps; no clean forward is run."""
-        step_size, init_size, radius = self._sizes
+        sizes = (self.step_size, self.init_size, self.epsilon)
+        step_size, init_size, radius = with_defaults(sizes, DEFAULTS[self.units])
         u = self.unit(clean, self.norm)
         draws = rng.uniform_like(clean.zeros(self.layer))
         delta = uniform_start(draws, clean.mask, init_size * u, self.norm)

@@ -66,14 +66,14 @@ class HyPe(TaskLoss):
         super().__post_init__()
         if self.compat and self.noise != "uniform":
             raise ValueError('compat reproduces the uniform noise of the code: set noise="uniform"')
-        self._sigma = self.sigma if self.sigma is not None else DEFAULTS[self.units]
 
     def draw(self, like: Tensor) -> Tensor:
         """(B, T, D) noise."""
+        sigma = self.sigma or DEFAULTS[self.units]
         if self.noise == "normal":
-            return self._sigma * rng.normal_like(like)
+            return sigma * rng.normal_like(like)
         z = rng.uniform_like(like)
-        return self._sigma * ((z + 1) / 2 if self.compat == "official" else z)
+        return sigma * ((z + 1) / 2 if self.compat == "official" else z)
 
     def refuses(self, model: nn.Module) -> str | None:
         """Both sides together get noise block by block."""

@@ -67,13 +67,10 @@ class PGD(Adversarial, TaskLoss):
     norm: Norm = "l2"
     """Norm of the ball, over an example. Paper: infinity."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._sizes = with_defaults((self.step_size, self.epsilon), DEFAULTS[self.units])
-
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss at the worst case; no clean forward is run."""
-        step_size, radius = (size * self.unit(clean, self.norm) for size in self._sizes)
+        sizes = with_defaults((self.step_size, self.epsilon), DEFAULTS[self.units])
+        step_size, radius = (size * self.unit(clean, self.norm) for size in sizes)
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
             linf = self.norm == "linf"

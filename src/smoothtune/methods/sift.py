@@ -58,11 +58,6 @@ def both_cross_entropies(p: Tensor, q: Tensor) -> Tensor:
     return -(log_p.exp().detach() * log_q + log_q.exp().detach() * log_p).sum(-1)
 
 
-def deberta_step(delta: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-    """Released update: a step normalized by the largest entry of each token, not projected."""
-    return delta + step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
-
-
 @method(
     "sift",
     Traits(
@@ -124,7 +119,7 @@ class SiFT(Penalty):
         return no_compat(model, self.compat)
 
     def points(self) -> tuple[Point, ...]:
-        """The input of the embeddings' LayerNorm, or of block 0."""
+        """Where the perturbation enters."""
         return (self._point,)
 
     def loss(self, clean: ForwardPass) -> Tensor:
@@ -133,14 +128,14 @@ class SiFT(Penalty):
         Raises:
             ValueError: `compat` on a task that the released code does not know.
         """
-        compat = self.compat == "deberta"
-        measure = both_cross_entropies if compat else symmetric_kl
-        search = self.deberta_search if compat else self._ascent.search
+        measure, search = symmetric_kl, self._ascent.search
         clean = self.clean_target(clean.run())
         if self.compat:
             check_released(self.name, self.compat, clean)
+            measure, search = both_cross_entropies, self.deberta_search
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))
-        noisy = clean.at(delta, self._point, dropout=self.dropout, detach=compat)
+        detach = self.compat is not None
+        noisy = clean.at(delta, self._point, dropout=self.dropout, detach=detach)
         x = clean.embeddings(self._point)
         if self.place == "normalized":
             x = (x - x.mean(-1, keepdim=True)) / token_std(x)
@@ -148,9 +143,11 @@ class SiFT(Penalty):
         return divergence(clean, noisy, measure)
 
     def deberta_search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
-        """The released search, from noise cut off at two deviations."""
+        """The released search: noise cut off at two deviations, each token's largest step alike."""
         sigma, step_size = self._ascent.sigma, self._ascent.step_size
+
+        def update(delta: Tensor, gradient: Tensor) -> Tensor:
+            return delta + step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+
         start = (sigma * rng.normal_like(clean.zeros(self._point))).clamp(-2 * sigma, 2 * sigma)
-        return self._ascent.climb(
-            clean, start, inner, lambda delta, gradient: deberta_step(delta, gradient, step_size)
-        )
+        return self._ascent.climb(clean, start, inner, update)

@@ -72,13 +72,7 @@ MT_DNN = (1e-5, 1e-5, 1e-6)  # sigma, step_size, guard of the division
 
 
 def stable_kl(p: Tensor, q: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """mt-dnn's inner loss sum_c 2 q_c (logit q_c - logit p_c), log-odds constant; shape (...).
-
-    Args:
-        p: (..., C) logits of the target.
-        q: (..., C) logits that carry gradient.
-        epsilon: the released guard.
-    """
+    """mt-dnn's inner loss sum_c 2 q_c (logit q_c - logit p_c), log-odds constant; shape (...)."""
 
     def log_odds(probability: Tensor) -> Tensor:
         return -(1 / (probability + epsilon) - 1 + epsilon).detach().log()
@@ -88,10 +82,7 @@ def stable_kl(p: Tensor, q: Tensor, epsilon: float = 1e-6) -> Tensor:
 
 
 def mt_dnn_js(p: Tensor, q: Tensor) -> Tensor:
-    """mt-dnn's JSCriterion, KL(M || P) + KL(M || Q) with the mean M a constant; shape (...).
-
-    It is the Jensen-Shannon divergence with both KLs the wrong way round.
-    """
+    """mt-dnn's JSCriterion, KL(M || P) + KL(M || Q) with the mean M a constant; shape (...)."""
     mean = ((p.softmax(-1) + q.softmax(-1)) / 2).detach()
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     return (mean * (2 * mean.log() - log_p - log_q)).sum(-1)
@@ -120,20 +111,6 @@ RELEASED_OUTER: dict[Criterion, Divergence] = RELEASED_INNER | {
     "kl": lambda clean, noisy: kl(noisy, clean),
     "stable_kl": lambda clean, noisy: stable_kl(noisy.detach(), clean),
 }
-
-
-def mt_dnn_inner(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) -> Tensor:
-    """() what mt-dnn climbs: a sum over examples or pairs, here by B as `gradient_at` undoes it."""
-    if heads(clean)[0].regression:
-        return all_pairs(clean, noisy).sum() / len(clean.mask)
-    return divergence(clean, noisy, measure)
-
-
-def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) -> Tensor:
-    """() mt-dnn's term: a divergence with detached targets, mean squared error of all pairs."""
-    if heads(clean)[0].regression:
-        return all_pairs(clean, noisy).mean()
-    return divergence(clean, noisy, measure)
 
 
 @method(
@@ -236,15 +213,19 @@ class SMART(AdversarialSearch):
     def smoothness(self, clean: ForwardPass) -> Tensor:
         """R_s at the perturbation found."""
         clean = clean.constant() if self.max_share is not None else clean
-        if self.compat == "mt-dnn":
-            delta, gradient = self.released_search(
-                clean, lambda run: mt_dnn_inner(clean, run, self._inner), self._ascent.step_size
-            )
-            return mt_dnn_outer(clean, self.attacked(clean, delta, gradient), self._outer)
-        delta, gradient = self._ascent.search(
-            clean, lambda run: divergence(clean, run, self._inner)
-        )
-        return divergence(clean, self.attacked(clean, delta, gradient), self._outer)
+        pairs = self.compat is not None and heads(clean)[0].regression
+
+        def inner(run: ForwardPass) -> Tensor:
+            if pairs:  # mt-dnn climbs a sum: by B, as `gradient_at` undoes it
+                return all_pairs(clean, run).sum() / len(clean.mask)
+            return divergence(clean, run, self._inner)
+
+        if self.compat:
+            delta, gradient = self.released_search(clean, inner, self._ascent.step_size)
+        else:
+            delta, gradient = self._ascent.search(clean, inner)
+        noisy = self.attacked(clean, delta, gradient)
+        return all_pairs(clean, noisy).mean() if pairs else divergence(clean, noisy, self._outer)
 
     def proximal(self, clean: ForwardPass) -> Tensor:
         """D: divergence from the teacher on the clean input."""
@@ -262,15 +243,15 @@ class SMART(AdversarialSearch):
     def _is_late(self) -> bool:
         if self.late_after is None:
             return False
-        if self.late_after < 1 and self.num_training_steps is None:
-            if self._updates == 1:
-                logger.warning(
-                    "the length of the run is not known, so smart's teacher keeps beta=%s: give "
-                    "num_training_steps to bind",
-                    self.beta,
-                )
-            return False
-        return self._updates > self.updates(self.late_after)
+        if self.late_after >= 1 or self.num_training_steps is not None:
+            return self._updates > self.updates(self.late_after)
+        if self._updates == 1:
+            logger.warning(
+                "the length of the run is not known, so smart's teacher keeps beta=%s: give "
+                "num_training_steps to bind",
+                self.beta,
+            )
+        return False
 
     def state_dict(self) -> dict[str, Tensor]:
         """The teacher's weights and the number of updates."""

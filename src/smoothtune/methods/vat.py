@@ -62,10 +62,6 @@ class VAT(Adversarial, Penalty):
     num_steps: PositiveInt = 1
     """Power iterations. Paper: 1."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.units]
-
     def loss(self, clean: ForwardPass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
         clean = self.clean_target(clean.run())
@@ -84,5 +80,6 @@ class VAT(Adversarial, Penalty):
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
-        r = self._epsilon * self.unit(clean) * normalize(direction, "l2", "example")
+        epsilon = self.epsilon or DEFAULTS[self.units]
+        r = epsilon * self.unit(clean) * normalize(direction, "l2", "example")
         return target(self.attacked(clean, r, gradient))
