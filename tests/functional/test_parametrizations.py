@@ -9,7 +9,6 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from smoothtune.functional.parametrizations import (
     computed_weights,
-    restore,
     substitute,
     trained_weight,
 )
@@ -41,7 +40,7 @@ def test_substituted_and_back(saves, factor):
     keys = list(module.state_dict())
     x = torch.ones(1, 3)
     expected = x @ (2 * value).T + module.bias
-    handles = substitute(module, doubled, saves=saves)
+    undo = substitute(module, doubled, saves=saves)
     torch.testing.assert_close(module(x), expected)
     assert trained_weight(module) is parameter
     assert list(module.state_dict()) == keys
@@ -49,7 +48,7 @@ def test_substituted_and_back(saves, factor):
     saved = module.state_dict()["weight"]
     assert torch.equal(saved, factor * value)
     assert not saved.requires_grad
-    restore(module, handles, keep=saves)
+    undo()
     assert torch.equal(module.weight, factor * value)
     assert isinstance(module.weight, nn.Parameter)
     assert [name for name, _ in module.named_parameters()] == names
@@ -83,9 +82,9 @@ def test_the_parameter_that_trains_is_the_same_as_before():
 
 def test_a_copy_outlives_what_it_was_made_of():
     module, x = layer(), torch.ones(1, 3)
-    handles = substitute(module, doubled, saves="effective")
+    undo = substitute(module, doubled, saves="effective")
     copied, expected = copy.deepcopy(module), module(x)
-    restore(module, handles, keep="effective")
+    undo()
     torch.testing.assert_close(copied(x), expected)
     assert torch.equal(copied.state_dict()["weight"], module.weight)
     assert not torch.equal(trained_weight(copied), module.weight)

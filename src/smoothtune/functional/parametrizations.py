@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 StandIn = Callable[[Tensor, bool], Tensor]
 """(weight, whether its module is in training mode) -> a weight of the same shape"""
@@ -22,10 +23,7 @@ _STAND_IN = "_stand_in"
 
 @functools.cache
 def _substituting(cls: type[nn.Module]) -> Any:
-    """The class of a module of `cls` whose `weight` is what its stand-in makes of the parameter.
-
-    A copy of a module has this class too, so that nothing may be taken from it again.
-    """
+    """The class of a module of `cls` whose `weight` is what its stand-in makes of the parameter."""
 
     def weight(module: nn.Module) -> Tensor:
         stand_in: StandIn = vars(module)[_STAND_IN]
@@ -52,17 +50,18 @@ def _save_effective(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
 def substitute(
     module: nn.Module, stand_in: StandIn, *, saves: Literal["trained", "effective"]
-) -> list[Any]:
+) -> Callable[[], None]:
     """Use `stand_in(weight, training)` instead of `module.weight` in every forward.
 
     Args:
         module: has a parameter called `weight`.
         stand_in: maps the weight to one of the same shape. Copies of the module share it, unless it
             says otherwise (`__deepcopy__`).
-        saves: what a state dict holds: the "trained" parameter or the "effective" weight.
+        saves: what a state dict holds, and the module in the end: the "trained" parameter or the
+            "effective" weight.
 
     Returns:
-        Handles to give to `restore`.
+        What undoes it.
 
     Raises:
         ValueError: something else computes this weight already.
@@ -70,14 +69,23 @@ def substitute(
     refuse_computed([module], ["weight"])
     vars(module)[_STAND_IN] = stand_in
     module.__class__ = _substituting(type(module))  # type: ignore[arg-type]
-    return [module.register_state_dict_post_hook(_save_effective)] if saves == "effective" else []
+    hook = module.register_state_dict_post_hook(_save_effective) if saves == "effective" else None
+    return functools.partial(_restore, module, hook)
+
+
+@torch.no_grad()
+def _restore(module: Any, hook: RemovableHandle | None) -> None:
+    if hook is not None:
+        hook.remove()
+        trained_weight(module).copy_(module.weight)
+    del vars(module)[_STAND_IN]
+    module.__class__ = type(module).__base__
 
 
 def computed_weights(module: nn.Module) -> dict[str, str]:
     """Weights that a module computes from others in every forward, each with what computes it.
 
-    That is what pruning and norms of torch do, adapters, and methods that stand in for a weight: to
-    write to such a weight changes nothing.
+    Pruning and norms of torch do so, adapters, and methods that stand in for a weight.
     """
     if _STAND_IN in vars(module):
         return {"weight": type(vars(module)[_STAND_IN]).__name__}
@@ -102,8 +110,7 @@ def refuse_computed(modules: Iterable[nn.Module], names: Container[str] | None =
         names: of the weights that are written to; None: all.
 
     Raises:
-        ValueError: there is one: to write to its weight would change nothing, and two that stand in
-            for one weight have no common meaning in a checkpoint.
+        ValueError: there is one: to write to its weight would change nothing.
     """
     for module in modules:
         for name, by in computed_weights(module).items():
@@ -115,20 +122,6 @@ def refuse_computed(modules: Iterable[nn.Module], names: Container[str] | None =
                 "pruning and norms of torch permanent first (prune.remove, remove_weight_norm, "
                 "parametrize.remove_parametrizations), and put adapters on afterwards"
             )
-
-
-def restore(
-    module: nn.Module, handles: list[Any], *, keep: Literal["trained", "effective"]
-) -> None:
-    """Undo `substitute`, keeping the trained parameter or the effective weight."""
-    for handle in handles:
-        handle.remove()
-    if keep == "effective":
-        with torch.no_grad():
-            effective: Any = module.weight
-            trained_weight(module).copy_(effective)
-    del vars(module)[_STAND_IN]
-    module.__class__ = type(module).__base__  # type: ignore[assignment]
 
 
 def trained_weight(module: nn.Module) -> nn.Parameter:

@@ -25,6 +25,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -32,12 +33,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.regularizer import Probability, Regularizer, method
 from smoothtune.core.traits import Between, Traits
-from smoothtune.functional.parametrizations import (
-    computed_weights,
-    refuse_computed,
-    restore,
-    substitute,
-)
+from smoothtune.functional.parametrizations import computed_weights, refuse_computed, substitute
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import linear_layers
 from smoothtune.nn.low_bit import is_quantized
@@ -131,8 +127,8 @@ class Mixout(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
-        self._layers: dict[nn.Module, list[Any]] = {}
         self._mixes: list[Mix] = []
+        self._undo: list[Callable[[], None]] = []
 
     def attach(self, model: nn.Module) -> None:
         """Use the mixed weight in place of every linear weight that is trained, now or later.
@@ -161,10 +157,8 @@ class Mixout(Regularizer):
             and not is_quantized(layer.get_parameter("weight"))
         ]
         self._mixes = [self._mix(layer) for layer in layers]
-        self._layers = {
-            layer: substitute(layer, mix, saves="trained")
-            for layer, mix in zip(layers, self._mixes, strict=True)
-        }
+        pairs = zip(layers, self._mixes, strict=True)
+        self._undo = [substitute(layer, mix, saves="trained") for layer, mix in pairs]
 
     def _mix(self, layer: nn.Module) -> Mix:
         weight = layer.get_parameter("weight")
@@ -180,9 +174,9 @@ class Mixout(Regularizer):
         """Give the layers their trained weights back, and those of copies too."""
         for mix in self._mixes:
             mix.acts = False
-        for layer, handles in self._layers.items():
-            restore(layer, handles, keep="trained")
-        self._layers, self._mixes = {}, []
+        for undo in self._undo:
+            undo()
+        self._mixes, self._undo = [], []
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pre-trained weights, so that a run may resume from a model that has moved."""
@@ -203,5 +197,4 @@ class Mixout(Regularizer):
                 "another trainer"
             )
         for name, weight in state.items():
-            mix = self._mixes[int(name)]
-            mix.pretrained = weight.clone()
+            self._mixes[int(name)].pretrained = weight.clone()

@@ -26,34 +26,38 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import heads
-from smoothtune.core.regularizer import STRICT, NonNegative, Penalty, Positive, method
+from smoothtune.core.regularizer import NonNegative, Penalty, Positive, method
 from smoothtune.core.traits import Traits
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import relative_norm
-from smoothtune.functional.parametrizations import (
-    refuse_computed,
-    restore,
-    substitute,
-    trained_weight,
-)
+from smoothtune.functional.parametrizations import refuse_computed, substitute, trained_weight
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import embedding_table, head_modules
 from smoothtune.nn.dropout import has_dropout
 from smoothtune.nn.model_facts import predicts_tokens
 
 
-@dataclass(config=STRICT, kw_only=True)
-class NoisyPrediction(Penalty):
-    """Base of R3F and R4F, whose term is the same."""
+@method(
+    "r3f",
+    Traits(
+        group="stability",
+        step="2 passes",
+        lowers=("noise divergence", "worst divergence"),
+        points=("word",),
+        small_difference=True,
+    ),
+)
+class R3F(Penalty):
+    """R3F: the prediction must not change under small noise on the word embeddings."""
 
     weight: NonNegative | None = None
     """lambda, in place of share. fairseq: 1."""
@@ -91,23 +95,8 @@ class NoisyPrediction(Penalty):
         z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
         target = self.clean_target(clean.run())
         noisy = target.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
-        term = divergence(target, noisy)
         self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)
-        return term
-
-
-@method(
-    "r3f",
-    Traits(
-        group="stability",
-        step="2 passes",
-        lowers=("noise divergence", "worst divergence"),
-        points=("word",),
-        small_difference=True,
-    ),
-)
-class R3F(NoisyPrediction):
-    """R3F: the prediction must not change under small noise on the word embeddings."""
+        return divergence(target, noisy)
 
 
 class SpectralNorm:
@@ -119,23 +108,13 @@ class SpectralNorm:
         return weight / torch.linalg.matrix_norm(wide, 2)
 
 
-@method(
-    "r4f",
-    Traits(
-        group="stability",
-        step="2 passes",
-        lowers=("noise divergence", "worst divergence"),
-        points=("word",),
-        small_difference=True,
-        reparametrizes=True,
-    ),
-)
-class R4F(NoisyPrediction):
+@method("r4f", replace(R3F.declared, reparametrizes=True))
+class R4F(R3F):
     """R4F: R3F with a spectrally normalized head."""
 
     def __post_init__(self):
         super().__post_init__()
-        self._head: dict[nn.Module, list[Any]] = {}
+        self._head: dict[nn.Module, Callable[[], None]] = {}  # with what undoes it
 
     def attach(self, model: nn.Module) -> None:
         """Normalize the linear layers of the head.
@@ -158,8 +137,8 @@ class R4F(NoisyPrediction):
 
     def detach(self, model: nn.Module) -> None:
         """Write the normalized weights into the head."""
-        for layer, handles in self._head.items():
-            restore(layer, handles, keep="effective")
+        for undo in self._head.values():
+            undo()
         self._head = {}
 
     def state_dict(self) -> dict[str, Tensor]:
