@@ -21,8 +21,6 @@ Departures:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,27 +33,19 @@ from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.nn.architecture import is_embedding_model, unwrap
 from smoothtune.nn.causal_lm import model_is_rounded, num_items, targets
-from smoothtune.nn.model_facts import (
-    is_undeclared_regression,
-    predicts_tokens,
-    problem_type,
-)
+from smoothtune.nn.model_facts import is_undeclared_regression, predicts_tokens, problem_type
 
 ENDS = ("start", "end")
 CHECKED = 10  # batches whose task loss is compared, since to look at it waits for the device
 NO_CLASSES = "needs one class number, or a yes or no for each label: regression has none"
 
 
-class Surprise(NamedTuple):
-    """-log p, summed over the labels of a batch, and their number."""
-
-    of_label: Tensor  # () of the label itself
-    of_any: Tensor  # () of all classes, the mean over them
-    labels: Tensor | float  # () number of labels, 1 in place of 0
+Surprise = tuple[Tensor, Tensor]
+"""-log p of the label, and the mean of it over all classes"""
 
 
-def surprise(logits: Tensor, target: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """-log p of a class, and the mean of it over all classes, both (...) in float32 or wider.
+def surprise(logits: Tensor, target: Tensor, real: Tensor | None = None) -> Surprise:
+    """(...) each, in float32 or wider.
 
     Args:
         logits: (..., C).
@@ -70,11 +60,11 @@ def surprise(logits: Tensor, target: Tensor, real: Tensor | None = None) -> tupl
     return chosen, (all_classes * real).sum(-1) / real.sum(-1).clamp(min=1)
 
 
-def summed(chosen: Tensor, uniform: Tensor, counted: Tensor) -> Surprise:
-    """Of the labels that count."""
-    count = counted.sum().clamp(min=1)
-    label, other = (torch.where(counted, x, 0).sum() for x in (chosen, uniform))
-    return Surprise(label, other, count)
+def averaged(each: Surprise, counted: Tensor, number: Tensor | float | None = None) -> Surprise:
+    """() the sums over the labels that count, by their number or another one."""
+    number = counted.sum().clamp(min=1) if number is None else number
+    label, other = (torch.where(counted, x, 0).sum() / number for x in each)
+    return label, other
 
 
 def of_spans(clean: ForwardPass, name: str) -> Surprise:
@@ -83,7 +73,7 @@ def of_spans(clean: ForwardPass, name: str) -> Surprise:
     last = logits.shape[-1]
     labels = labels.view(len(logits)).clamp(0, last)  # as the task loss does
     real = clean.mask & (logits > torch.finfo(logits.dtype).min)
-    return summed(*surprise(logits, labels.clamp(max=last - 1), real), labels < last)
+    return averaged(surprise(logits, labels.clamp(max=last - 1), real), labels < last)
 
 
 def of_yes_or_no(head: Head, labels: Tensor) -> Surprise:
@@ -91,10 +81,10 @@ def of_yes_or_no(head: Head, labels: Tensor) -> Surprise:
     wide = torch.promote_types(head.logits.dtype, torch.float32)
     yes, no = (-F.log_softmax(head.logits, -1, dtype=wide)).unbind(-1)
     labels = labels.to(yes.dtype)
-    return summed(labels * yes + (1 - labels) * no, (yes + no) / 2, head.mask)
+    return averaged((labels * yes + (1 - labels) * no, (yes + no) / 2), head.mask)
 
 
-def of_classes(head: Head, labels: Tensor) -> Surprise:
+def of_classes(head: Head, labels: Tensor, number: Tensor | float | None = None) -> Surprise:
     """Of one class for every prediction that has a label.
 
     Raises:
@@ -110,7 +100,7 @@ def of_classes(head: Head, labels: Tensor) -> Surprise:
         )
     labels, classes = labels.view(head.mask.shape), head.logits.shape[-1]
     counted = head.mask & (labels >= 0) & (labels < classes)
-    return summed(*surprise(head.logits, labels.clamp(0, classes - 1)), counted)
+    return averaged(surprise(head.logits, labels.clamp(0, classes - 1)), counted, number)
 
 
 @method(
@@ -151,16 +141,11 @@ class LabelSmoothing(TaskLoss):
 
         Raises:
             ValueError: the model does not choose one of several classes, the batch says none, or
-                the task loss of one of the first batches is another than the plain cross entropy.
+                the task loss of one of the first batches is not the plain cross entropy.
         """
-        means = [
-            (each.of_label / each.labels, each.of_any / each.labels)
-            for each in self._surprises(clean.run())
-        ]
+        parts = zip(*self._surprises(clean.run()), strict=True)
         factor = 1.0 if predicts_tokens(unwrap(clean.model)) else factor_of(clean.compute_loss)
-        of_label, of_any = (
-            times(factor, torch.stack(part).mean()) for part in zip(*means, strict=True)
-        )
+        of_label, of_any = (times(factor, torch.stack(part).mean()) for part in parts)
         if self._checked < CHECKED:
             self._checked += 1
             self._check(clean, of_label)
@@ -181,8 +166,7 @@ class LabelSmoothing(TaskLoss):
         if problem_type(bare) == "multi_label_classification":
             return [of_yes_or_no(head, clean.batch["labels"])]
         if predicts_tokens(bare):  # a sum over the label tokens of an update
-            tokens = of_classes(head, targets(clean.batch))
-            return [tokens._replace(labels=num_items(clean.batch))]
+            return [of_classes(head, targets(clean.batch), num_items(clean.batch))]
         return [of_classes(head, clean.batch["labels"])]
 
     def _check(self, clean: ForwardPass, plain: Tensor) -> None:
