@@ -5,9 +5,8 @@ depend on the batch an example comes in. Sizes are absolute, or relative to the 
 perturb (`units`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
 
 The gradient of a divergence vanishes where both predictions agree, so a search that climbs one
-starts from noise, large enough that float32 rounding does not dominate the gradient: on a tuned
-MiniLM a KL at noise of 1e-5 ||x|| gives a direction with cosine 0.7 to the exact one, at 1e-2 ||x||
-one of 1.
+starts from noise, large enough that float32 rounding does not dominate: on a tuned MiniLM a KL at
+noise of 1e-5 ||x|| gives a direction with cosine 0.7 to the exact one, at 1e-2 ||x|| one of 1.
 """
 
 from __future__ import annotations
@@ -33,23 +32,14 @@ Update = Callable[[Tensor, Tensor], Tensor]
 
 
 def norm_of(x: Tensor, norm: Norm, per: Per) -> Tensor:
-    """Norm of every token (B, T, 1) or example (B, 1, 1) of x (B, T, D), zero on padding.
-
-    >>> norm_of(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "l2", "example").flatten()
-    tensor([13.])
-    """
+    """Norm of every token (B, T, 1) or example (B, 1, 1) of x (B, T, D), zero on padding."""
     dims = (-1,) if per == "token" else (1, 2)
     order = 2 if norm == "l2" else torch.inf
     return torch.linalg.vector_norm(x, order, dim=dims, keepdim=True)
 
 
 def normalize(gradient: Tensor, norm: Norm, per: Per) -> Tensor:
-    """G / ||g||; a zero gradient stays zero, and a tiny one, of a sure prediction, has length 1.
-
-    >>> normalize(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "linf", "token")
-    tensor([[[ 0.7500, -1.0000],
-             [ 0.0000,  1.0000]]])
-    """
+    """G / ||g||; a zero gradient stays zero, and a tiny one, of a sure prediction, has length 1."""
     tiny = torch.finfo(gradient.dtype).tiny
     # first by the largest entry: the squares of entries below 1e-23 are 0 in float32
     gradient = gradient / norm_of(gradient, "linf", per).clamp(min=tiny)
@@ -64,10 +54,6 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
         radius: a number, or one for every token (B, T, 1) or example (B, 1, 1).
         norm: which ball.
         per: what its norm runs over; makes no difference for linf.
-
-    >>> project(torch.tensor([[[3.0, -4.0], [0.0, 1.0]]]), 2.5, "l2", "token")
-    tensor([[[ 1.5000, -2.0000],
-             [ 0.0000,  1.0000]]])
     """
     bound = radius.to(delta) if isinstance(radius, Tensor) else delta.new_full((), radius)
     if norm == "linf":
@@ -79,8 +65,7 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
 def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, units: Units) -> Tensor:
     """The unit of sizes: ||x||_2 (l2) or rms(x) (linf) of tokens or examples; 1 if absolute.
 
-    Returns:
-        (), (B, T, 1) or (B, 1, 1).
+    Its shape is (B, T, 1), (B, 1, 1) or ().
     """
     if units == "absolute":
         return clean.zeros(point).new_ones(())

@@ -47,14 +47,9 @@ class Teacher:
         self._averaged.append((name, weight, average))
 
     def run(self, clean: ForwardPass, dropout: Dropout) -> ForwardPass:
-        """The teacher's predictions on the batch of a pass, without graph.
+        """The teacher's predictions on the batch of the student's pass, without graph.
 
-        Every module of the teacher is in the mode of the student's: a part that the student has in
-        evaluation mode drops nothing out here either.
-
-        Args:
-            clean: the student's pass, which has run.
-            dropout: masks "independent" of the student's, "shared" with them, or "off".
+        Every module of the teacher is in the mode of the student's.
         """
         for module, copied in self._modules:
             copied.training = module.training

@@ -1,7 +1,7 @@
 """A bound on what one example counts in a mean over examples.
 
 Squared derivatives are heavy-tailed: those of a few sentences may be ten thousand times those of
-the others, in pre-trained decoders above all. Such an example would rule its whole update.
+the others, above all in decoders, and would rule their whole update.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ class ExampleClip:
 
     One value moves it little, however large; values that all grow move it fast. m_1 is their
     geometric mean. What holds in an update follows from those before it, so it is the same however
-    the update is cut into batches.
-
-    Args:
-        multiple: of the mean, up to which a value counts.
-
-    Attributes:
-        mean: () m_t; 0 before the first update.
-        count: () t, the number of updates with values.
+    the update is cut into batches. `mean` () is m_t, and `count` () is t, of updates with values.
     """
 
     def __init__(self, multiple: float):
@@ -40,14 +33,13 @@ class ExampleClip:
     def factors(self, values: Tensor) -> Tensor:
         """(B,) constants that scale values and their gradients; 0 before there is a mean.
 
-        Args:
-            values: (B,), 0 or more; those that are 0 (rows without tokens) do not count.
+        Values (B,) are 0 or more; those that are 0 (rows without tokens) do not count.
         """
         values = values.detach()
         counted = values > 0
         bound = self.multiple * self.mean.to(values)
         taken = torch.where(self.count.to(values) > 0, values.clamp(max=bound), values.log())
-        total = torch.where(counted, taken, torch.zeros_like(taken)).sum()
+        total = torch.where(counted, taken, 0).sum()
         self._sums.append(torch.stack([total, counted.sum().to(total)]))
         return torch.where(counted, (bound / values).clamp(max=1), counted.to(values))
 

@@ -18,8 +18,8 @@ Saliency = Literal["taylor", "grad", "fisher"]
 def saliencies(weights: list[Tensor], gradients: list[Tensor], kind: Saliency) -> list[Tensor]:
     """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element.
 
-    A weight that is 0 and has a gradient, as half of those of new adapters, comes first by taylor:
-    to set it to 0 says nothing of it, and once last it would stay 0 for good.
+    By taylor a weight that is 0 and has a gradient, as half of those of new adapters, comes first:
+    once last it would stay 0 for good.
     """
     if kind == "grad":
         return list(torch._foreach_abs(gradients))
@@ -36,19 +36,13 @@ def saliencies(weights: list[Tensor], gradients: list[Tensor], kind: Saliency) -
 
 
 def top_fraction(saliency: Tensor, keep: float) -> Tensor:
-    """True for the ceil(keep * n) largest of n values; of equal ones the first are taken.
+    """True for the ceil(keep * n) largest of n values in a row; of equal ones the first are taken.
 
     A weight of saliency 0, as the embedding of a word that is not in the batch, is never among
     them, unless `keep` is 1.
 
-    Args:
-        saliency: (..., n) not negative; every row for itself.
-        keep: in (0, 1].
-
     >>> top_fraction(torch.tensor([1.0, 3.0, 2.0, 3.0]), 0.3)
     tensor([False,  True, False,  True])
-    >>> top_fraction(torch.tensor([0.0, 3.0, 0.0, 0.0]), 0.5)
-    tensor([False,  True, False, False])
     """
     if keep == 1:
         return torch.ones_like(saliency, dtype=torch.bool)
@@ -62,13 +56,9 @@ def top_fraction(saliency: Tensor, keep: float) -> Tensor:
     mask &= saliency >= threshold
     if not on_host or (torch.count_nonzero(mask, -1) > count).any():
         left = count - torch.count_nonzero(saliency > threshold, -1)
-        mask &= _first(saliency == threshold, left[..., None])
+        equal = saliency == threshold
+        mask &= ~equal | (equal.cumsum(-1, dtype=torch.int32) <= left[..., None])
     return mask
-
-
-def _first(equal: Tensor, count: Tensor) -> Tensor:
-    """(..., n) all but those of `equal` (..., n) that come after the first `count` (..., 1)."""
-    return ~equal | (equal.cumsum(-1, dtype=torch.int32) <= count)
 
 
 def _kth_largest(values: Tensor, k: int) -> Tensor:
@@ -83,15 +73,10 @@ def _kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def keep_probabilities(saliency: Tensor, keep: float, floor: float) -> Tensor:
-    """Probabilities that rise with the rank of the saliency, with mean `keep`.
+    """Probabilities that rise with the rank of the saliency in a row, with mean `keep`.
 
     p = floor + (1 - floor) u^a, u in (0, 1) the rank (i + 1/2) / n, a such that the mean over u
     is `keep`.
-
-    Args:
-        saliency: (..., n) not negative; every row for itself.
-        keep: in (floor, 1].
-        floor: the smallest probability.
     """
     n = saliency.shape[-1]
     ranks = torch.arange(n, device=saliency.device, dtype=saliency.dtype).expand_as(saliency)
@@ -103,13 +88,7 @@ def keep_probabilities(saliency: Tensor, keep: float, floor: float) -> Tensor:
 def over(
     scope: Scope, function: Callable[[Tensor], Tensor], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Rank the elements of every tensor for itself, or those of all as one.
-
-    Args:
-        scope: of a rank.
-        function: (..., n) -> (..., n), every row for itself.
-        values: tensors of any shape, by name.
-    """
+    """Apply a function of rows (..., n) to every tensor for itself, or to all as one row."""
     groups = defaultdict[Any, list[str]](list)
     for name, value in values.items():  # those of one size together, in few operations
         size = (value.numel(), value.dtype, value.device)
@@ -131,8 +110,7 @@ class PartialUpdate:
     Momentum and weight decay move weights whose gradient is masked; this does not.
 
     Args:
-        factors: by name, in the shape of the weight: 0 leaves a weight bit for bit, 1 lets it go;
-            or masks, True for 1.
+        factors: by name, 0 leaves a weight bit for bit, 1 lets it go; or masks, True for 1.
         weights: by name too, before the update.
     """
 

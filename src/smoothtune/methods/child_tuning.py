@@ -92,12 +92,9 @@ class ChildTuning(Regularizer):
             for weight in weights.values():
                 weight.grad = None  # the optimizer passes over it: no step, no decay, no moments
             return
-        pairs = [
-            (p.grad, masks[n]) for n, p in weights.items() if n in masks and p.grad is not None
-        ]
-        gradients, chosen = [gradient for gradient, _ in pairs], [mask for _, mask in pairs]
-        if pairs:
-            torch._foreach_mul_(gradients, chosen)
+        gradients = [grad for name in masks if (grad := weights[name].grad) is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, list(masks.values()))
             if self.mode == "F":
                 torch._foreach_div_(gradients, self.keep)
         self._held = PartialUpdate(masks, weights) if self.freeze else None

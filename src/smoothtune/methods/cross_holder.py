@@ -30,6 +30,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -70,13 +71,9 @@ def _center(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def operator_norm_squared(score: Tensor, x: Tensor, start: Tensor, iterations: int) -> Estimate:
-    """||grad||^2 and ||H||_op^2 of one score of every example, (B,) each.
+    """||grad||^2 and ||H||_op^2 of one score (B,) of every example, (B,) each.
 
-    Args:
-        score: (B,) computed from x.
-        x: (B, ...).
-        start: shape of x; where the power iteration begins.
-        iterations: Hessian-vector products before the one that is trained through.
+    The power iteration begins at `start`, and its last product is trained through.
     """
     row = gradient(score.sum(), x)
     v = _unit(start)
@@ -145,10 +142,7 @@ class CrossHolder(DerivativePenalty):
             ValueError: norm="op" or pairs="sampled" without exactly one prediction per example.
         """
         if self.norm == "fro" and self.pairs == "all":
-            estimate = self._derivatives.estimate(
-                clean, lambda run: [centered_scores(run)], torch.ones(1)
-            )
-            return self.clipped(self._omega(estimate)).mean()
+            return self.clipped(self._estimated(clean, centered_scores)).mean()
         pairs, factor = self._pairs(_single_head(clean.run()))
         terms = [self._pair_term(clean, *pair) for pair in pairs]
         return self.clipped(factor * torch.stack(terms).sum(0)).mean()
@@ -173,14 +167,15 @@ class CrossHolder(DerivativePenalty):
             score = logits.gather(1, i[:, None])
             return score if j is None else score - logits.gather(1, j[:, None])
 
-        if self.norm == "op":
-            start = rng.normal_like(clean.zeros()) * clean.mask[..., None]
-            score = difference(clean).squeeze(1).to(start.dtype)
-            estimate = operator_norm_squared(score, clean.delta(), start, self.iterations)
-        else:
-            weights = torch.ones(1)
-            estimate = self._derivatives.estimate(clean, lambda run: [difference(run)], weights)
-        return self._omega(estimate)
+        if self.norm == "fro":
+            return self._estimated(clean, difference)
+        start = rng.normal_like(clean.zeros()) * clean.mask[..., None]
+        score = difference(clean).squeeze(1).to(start.dtype)
+        return self._omega(operator_norm_squared(score, clean.delta(), start, self.iterations))
+
+    def _estimated(self, clean: ForwardPass, read: Callable[[ForwardPass], Tensor]) -> Tensor:
+        weights = torch.ones(1)
+        return self._omega(self._derivatives.estimate(clean, lambda run: [read(run)], weights))
 
     def _omega(self, estimate: Estimate) -> Tensor:
         """(B,) both norms in the chosen unit."""

@@ -14,10 +14,7 @@ from smoothtune.core.regularizer import STRICT, NonNegative, Penalty, Positive, 
 from smoothtune.core.traits import Traits
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.example_clip import ExampleClip
-from smoothtune.functional.input_derivatives import (
-    EstimatorName,
-    InputDerivatives,
-)
+from smoothtune.functional.input_derivatives import EstimatorName, InputDerivatives
 from smoothtune.nn.architecture import is_multiple_choice_model
 
 CLIP = "clip."
@@ -37,15 +34,12 @@ class ClippedPenalty(Penalty, ABC):
 
     def __post_init__(self):
         super().__post_init__()
-        self._clip = self._new_clip()
-
-    def _new_clip(self) -> ExampleClip | None:
-        return ExampleClip(self.clip) if self.clip else None
+        self._clip = ExampleClip(self.clip)
 
     @property
     def acts_after(self) -> bool:
         """With a clip."""
-        return self._clip is not None
+        return self.clip > 0
 
     @property
     def shares_masks(self) -> bool:
@@ -54,25 +48,25 @@ class ClippedPenalty(Penalty, ABC):
 
     def clipped(self, values: Tensor) -> Tensor:
         """(B,) the values of a batch's examples, none above its bound."""
-        return values if self._clip is None else self._clip.factors(values) * values
+        return self._clip.factors(values) * values if self.clip else values
 
     def attach(self, model: nn.Module) -> None:
         """Forget the values of other runs."""
-        self._clip = self._new_clip()
+        self._clip = ExampleClip(self.clip)
 
     def after_step(self, model: nn.Module) -> None:
         """Record the values of an update."""
-        if self._clip is not None:
+        if self.clip:
             self._clip.finish(next(model.parameters()).device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The running mean of the values."""
-        state = {} if self._clip is None else self._clip.state_dict()
+        state = self._clip.state_dict() if self.clip else {}
         return {CLIP + key: value for key, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore it."""
-        if self._clip is not None:
+        if self.clip:
             self._clip.load_state_dict(entries_under(CLIP, state))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import textwrap
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -28,14 +27,7 @@ def catalog_of_methods() -> dict[str, Any]:
 
 
 def describe(cls: type[Regularizer] | str) -> MethodDescription:
-    """Describe one method.
-
-    Args:
-        cls: its class, or a key of `METHODS`.
-
-    Raises:
-        KeyError: there is no such method.
-    """
+    """Describe one method: by its class, or a key of `METHODS`."""
     cls = METHODS[cls] if isinstance(cls, str) else cls
     text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
     title, sections = _sections(text)
@@ -94,14 +86,8 @@ def _sections(text: str) -> tuple[str, dict[str, str]]:
     title, *parts = re.split(
         r"^(Reference|Equation|Departures)(?=:| \():? *", text, flags=re.MULTILINE
     )
-    bodies = (_dedented(body) for body in parts[1::2])
+    bodies = (inspect.cleandoc(body.strip()) for body in parts[1::2])
     return title.strip().split("\n")[0].rstrip("."), dict(zip(parts[::2], bodies, strict=True))
-
-
-def _dedented(body: str) -> str:
-    """The body with the indentation of its continuation lines taken off."""
-    first, newline, rest = body.strip().partition("\n")
-    return first + newline + textwrap.dedent(rest)
 
 
 def values_of(entry: dict[str, Any], definitions: dict[str, Any]) -> str:

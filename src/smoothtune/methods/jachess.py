@@ -73,16 +73,7 @@ CALIBRATION_PROBES = 10
 
 
 def layer_factors(n: Tensor, factors: Factors, temperature: float = 1.0) -> Tensor:
-    """(L,) lambda_l / c, which sum to 1 (RECONSTRUCTED).
-
-    >>> [round(7 * x, 3) for x in layer_factors(torch.tensor([1.0, 2, 4]), "normalized").tolist()]
-    [4.0, 2.0, 1.0]
-
-    Args:
-        n: (L,) base smoothness, positive.
-        factors: the form of g.
-        temperature: of the softmax.
-    """
+    """(L,) lambda_l / c, which sum to 1, from the base smoothness n (L,) (RECONSTRUCTED)."""
     if factors == "normalized":
         return (1 / n) / (1 / n).sum()
     if factors == "inverse":
@@ -194,8 +185,7 @@ class JacHess(DerivativePenalty):
         if None in rates:
             raise ValueError(
                 f"jachess takes the learning rate as c, and {type(optimizer).__name__} has lr=None "
-                "(it finds its own): give c, such as jachess:c=2e-5, or the optimizer a learning "
-                "rate"
+                "(it finds its own): give c, such as jachess:c=2e-5, or the optimizer an lr"
             )
         self._c = max(map(float, rates))
 
@@ -206,9 +196,13 @@ class JacHess(DerivativePenalty):
 
     @torch.no_grad()
     def calibrate(self, clean: ForwardPass) -> None:
-        """Measure n_l (eq. 5) on a batch, in evaluation mode."""
+        """Measure n_l (eq. 5) on a batch, in evaluation mode; every process has the same."""
         norms = self._derivatives.jacobian_norms(clean, self._reader(clean), CALIBRATION_PROBES)
-        self._norms = _mean_over_processes(norms)
+        if dist.is_available() and dist.is_initialized():
+            squares = norms.square()
+            dist.all_reduce(squares)
+            norms = (squares / dist.get_world_size()).sqrt()
+        self._norms = norms
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """Equation 4."""
@@ -252,8 +246,7 @@ class JacHess(DerivativePenalty):
         several = "start_logits" in outputs or predicts_tokens(bare)
         several |= "logits" in outputs and outputs["logits"].ndim == 3  # of every token
         several |= is_encoder_decoder(bare)  # whose head reads no token of the encoder
-        drawn = self.token == "random" or (self.token == "auto" and several)
-        if drawn:
+        if self.token == "random" or (self.token == "auto" and several):
             draws = rng.uniform_like(clean.mask.float())
             return draws.masked_fill(~clean.mask, -2).argmax(1)
         tokens = torch.arange(clean.mask.shape[1], device=clean.device)
@@ -268,12 +261,3 @@ class JacHess(DerivativePenalty):
         """Restore them."""
         super().load_state_dict(state)
         self._c, self._norms = state["c"].item(), state.get("norms")
-
-
-def _mean_over_processes(norms: Tensor) -> Tensor:
-    """Root of the mean square, so that every process uses the same factors."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return norms
-    squares = norms.square()
-    dist.all_reduce(squares)
-    return (squares / dist.get_world_size()).sqrt()

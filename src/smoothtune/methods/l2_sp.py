@@ -49,19 +49,14 @@ class HalfSquaredDistance(torch.autograd.Function):
 
 
 def half_squared_distance(weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
-    """() 1/2 sum_i ||w_i - a_i||^2, differentiable in the weights.
-
-    >>> half_squared_distance([torch.tensor([3.0])], [torch.tensor([1.0])]).item()
-    2.0
-    """
+    """() 1/2 sum_i ||w_i - a_i||^2, differentiable in the weights."""
     return HalfSquaredDistance.apply(len(anchors), *anchors, *weights)
 
 
 class Pulls(NamedTuple):
     """Weights, and where they are pulled to."""
 
-    trained: list[int]
-    """Of all that were trained when this was made, the ids."""
+    trained: list[int]  # ids of all that were trained when this was made
     weights: list[nn.Parameter]
     anchors: list[Tensor]
     heads: list[nn.Parameter]
@@ -119,7 +114,7 @@ class L2SP(Penalty):
         """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2.
 
         Raises:
-            RuntimeError: there are no pre-trained weights to pull towards.
+            RuntimeError: it is not attached.
         """
         pulls = self._pulls_of(unwrap(clean.model))
         terms = []

@@ -29,12 +29,12 @@ from smoothtune.core.traits import Between, Traits
 from smoothtune.nn.architecture import base_model, blocks, head_modules
 from smoothtune.nn.model_facts import sides_of
 
+# ends of names of what stands beside the blocks and reads embeddings alone
 BELOW = (
     ("layernorm_embedding", "embeddings_project", "project_in")  # BART, ELECTRA and OPT
     + ("embedding_hidden_mapping_in", "word_embeddings_layernorm")  # RemBERT and BLOOM
     + ("encoder.LayerNorm", "encoder.conv")  # DeBERTa: of relative positions; beside block 0
 )
-"""Ends of names of what stands beside the blocks and reads embeddings alone."""
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -112,8 +112,7 @@ class LLRD(Regularizer):
             if not isinstance(group.get("lr"), float | int | Tensor):
                 raise ValueError(
                     f"llrd: parameter group {number} of {type(optimizer).__name__} has lr="
-                    f"{group.get('lr')!r}, which cannot be scaled: give the optimizer a learning "
-                    "rate"
+                    f"{group.get('lr')!r}, which cannot be scaled: give the optimizer an lr"
                 )
             if "initial_lr" in group:
                 raise ValueError(

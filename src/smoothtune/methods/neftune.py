@@ -30,21 +30,6 @@ from smoothtune.functional.noise import relative_norm
 from smoothtune.nn import rng
 
 
-def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = False) -> Tensor:
-    """(B,) half width alpha / sqrt(T D) of the noise; a row of padding alone counts as T = 1.
-
-    Args:
-        mask: (B, T) real tokens.
-        width: D.
-        alpha: noise magnitude.
-        padded: count padding as tokens.
-    """
-    lengths = (
-        torch.full_like(mask[:, 0], mask.shape[1], dtype=torch.long) if padded else mask.sum(1)
-    )
-    return alpha / (lengths.clamp(min=1) * width).sqrt()
-
-
 @method(
     "neftune",
     Traits(
@@ -67,10 +52,9 @@ class NEFTune(TaskLoss):
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one is not run."""
-        padded = self.compat == "transformers"
         draws = rng.uniform_like(clean.zeros())
-        scale = neftune_scale(clean.mask, draws.shape[-1], self.alpha, padded=padded)
-        z = scale.to(draws.dtype)[:, None, None] * draws
-        z = z if padded else z * clean.mask[..., None]
+        tokens = torch.ones_like(clean.mask) if self.compat == "transformers" else clean.mask
+        scale = self.alpha / (tokens.sum(1).clamp(min=1) * draws.shape[-1]).sqrt()
+        z = scale.to(draws.dtype)[:, None, None] * draws * tokens[..., None]
         self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)
         return clean.at(z, dropout="shared").loss

@@ -31,15 +31,6 @@ from smoothtune.nn.architecture import base_model, blocks
 from smoothtune.nn.model_facts import sides_of
 
 
-@torch.no_grad()
-def initialize(model: nn.Module, part: nn.Module) -> None:
-    """Draw the weights of a part of a transformers model again, as the model does for new ones."""
-    for weight in part.parameters():
-        vars(weight).pop("_is_hf_initialized", None)  # loaded weights are marked, and left alone
-    # children first: some models give a block's layers another scale than layers have elsewhere
-    part.apply(model._init_weights)  # type: ignore[arg-type]
-
-
 @method(
     "reinit",
     Traits(
@@ -86,6 +77,10 @@ class ReInit(Regularizer):
             )
         refuse_computed(module for part in parts for module in part.modules())
         device = next(model.parameters()).device
-        with rng.stream(device, torch.initial_seed(), self.name, 0, every_process=True):
+        stream = rng.stream(device, torch.initial_seed(), self.name, 0, every_process=True)
+        with torch.no_grad(), stream:
             for part in parts:
-                initialize(model, part)
+                for weight in part.parameters():
+                    vars(weight).pop("_is_hf_initialized", None)  # or loaded weights are left alone
+                # children first: some models give a block's layers a scale of their own
+                part.apply(model._init_weights)  # type: ignore[arg-type]

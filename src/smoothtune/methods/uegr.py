@@ -59,26 +59,10 @@ from smoothtune.core.regularizer import (
     method,
 )
 from smoothtune.core.traits import Between, Traits
-from smoothtune.functional.adversarial import (
-    Units,
-    ascend,
-    diagnostics,
-    gradient_at,
-    normalize,
-    project,
-    task_loss,
-    unit,
-)
+from smoothtune.functional import adversarial, update_masks
+from smoothtune.functional.adversarial import Units, normalize, project, task_loss
 from smoothtune.functional.divergences import ensemble_divergence
-from smoothtune.functional.update_masks import (
-    PartialUpdate,
-    Saliency,
-    Scope,
-    keep_probabilities,
-    over,
-    saliencies,
-    top_fraction,
-)
+from smoothtune.functional.update_masks import PartialUpdate, Saliency, Scope
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import trainable
 from smoothtune.nn.dropout import DropoutKind, Rate
@@ -235,7 +219,7 @@ class UEGR(TaskLoss):
     def _adversary(self, clean: ForwardPass) -> Tensor:
         """(B, T, D) the attack."""
         point, pgd = self.layer, self.attack == "pgd"
-        u = unit(clean, point, "l2", "example", self.units)
+        u = adversarial.unit(clean, point, "l2", "example", self.units)
         length = (self.step_size or self.epsilon / 2) if pgd else self.epsilon
         steps = self.num_steps if pgd else 1
 
@@ -249,14 +233,16 @@ class UEGR(TaskLoss):
             share = (rng.uniform_like(delta[:, :1, :1]) + 1) / 2
             delta = share * self.epsilon * u * normalize(noise, "l2", "example")
         elif self.attack_dropout == "model":  # the clean pass has the first gradient already
-            gradient = gradient_at(clean, task_loss(clean.run()), point, keep_graph=True)
+            loss = task_loss(clean.run())
+            gradient = adversarial.gradient_at(clean, loss, point, keep_graph=True)
             delta, steps = update(delta, gradient), steps - 1
         if steps:
             dropout: Dropout = "off" if self.attack_dropout == "off" else "shared"
-            delta, gradient = ascend(
+            delta, gradient = adversarial.ascend(
                 clean, delta, task_loss, update, point=point, num_steps=steps, dropout=dropout
             )
-        self.diagnostics |= diagnostics(delta, gradient, clean.embeddings(point), clean.mask)
+        x = clean.embeddings(point)
+        self.diagnostics |= adversarial.diagnostics(delta, gradient, x, clean.mask)
         return delta
 
     def _dropout_rates(self) -> list[Rate | None]:
@@ -297,29 +283,31 @@ class UEGR(TaskLoss):
             self._update = PartialUpdate(factors, weights)
             return
         for name, factor in factors.items():
-            gradient = weights[name].grad
-            assert gradient is not None
-            gradient.mul_(factor)
+            if (gradient := weights[name].grad) is not None:
+                gradient.mul_(factor)
 
     def _chosen(self, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
         """What updates are multiplied with: 0, 1, or the inverse of a weight's probability."""
         if not weights:
             return {}
         gradients = [w.grad for w in weights.values() if w.grad is not None]
-        values = saliencies([w.detach() for w in weights.values()], gradients, self.saliency)
+        detached = [w.detach() for w in weights.values()]
+        values = update_masks.saliencies(detached, gradients, self.saliency)
         salient = dict(zip(weights, values, strict=True))
-        if self.mask == "topk":
-            chosen = over(self.scope, lambda each: top_fraction(each, self.keep), salient)
-            always = self.rescale == "always"
-            return {name: c / self.keep if always else c for name, c in chosen.items()}
-        ranked = over(
-            self.scope, lambda each: keep_probabilities(each, self.keep, self.p_min), salient
-        )
-        return {name: self._drawn(ranked[name]) for name in weights}
+        ranked = update_masks.over(self.scope, self._ranked, salient)
+        return {name: self._factor(ranked[name]) for name in weights}
 
-    def _drawn(self, probability: Tensor) -> Tensor:
-        keep = (rng.uniform_like(probability) < 2 * probability - 1).to(probability.dtype)
-        return keep if self.rescale == "never" else keep / probability
+    def _ranked(self, salient: Tensor) -> Tensor:
+        """Masks, or probabilities, by the rank of the saliency."""
+        if self.mask == "topk":
+            return update_masks.top_fraction(salient, self.keep)
+        return update_masks.keep_probabilities(salient, self.keep, self.p_min)
+
+    def _factor(self, ranked: Tensor) -> Tensor:
+        if self.mask == "topk":
+            return ranked / self.keep if self.rescale == "always" else ranked
+        keep = (rng.uniform_like(ranked) < 2 * ranked - 1).to(ranked.dtype)
+        return keep if self.rescale == "never" else keep / ranked
 
     def after_step(self, model: nn.Module) -> None:
         """Put masked weights back."""
