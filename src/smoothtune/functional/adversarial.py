@@ -9,8 +9,6 @@ starts from noise, large enough that float32 rounding does not dominate: on a tu
 noise of 1e-5 ||x|| gives a direction with cosine 0.7 to the exact one, at 1e-2 ||x|| one of 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

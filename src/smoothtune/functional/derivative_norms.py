@@ -16,8 +16,6 @@ Arguments of all: `outputs` z_l (B, d_l), computed from `x` (B, ...); `weights` 
 `hessian`: compute H too; `probes`: independent draws averaged; `probe`: their distribution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple

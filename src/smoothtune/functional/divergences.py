@@ -4,8 +4,6 @@ Each function of logits sums over classes in float32 (or wider) and keeps the le
 nothing is detached, so gradients flow into both arguments unless the caller detaches one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """An exponential moving average of the weights: the teacher of a proximal term."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ Squared derivatives are heavy-tailed: those of a few sentences may be ten thousa
 the others, above all in decoders, and would rule their whole update.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Norms of a pass's derivatives with respect to the word embeddings, by a chosen estimator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

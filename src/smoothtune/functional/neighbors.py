@@ -11,8 +11,6 @@ Unused tokens, [MASK] or [SEP] lie in the middle of the space, near to everythin
 the training texts are candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Noise in embedding space, scaled relative to the embeddings it is added to."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -5,8 +5,6 @@ averages and state dicts see the model that they know. A copy of the model is wh
 when the model itself gets its weights back.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Which weights an update may change, and updates that leave the others where they were."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Bases of the adversarial methods: where a perturbation enters, its units, SMART's search."""
 
-from __future__ import annotations
-
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor

@@ -21,8 +21,6 @@ Departures:
     * Batches without labels have the virtual term alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

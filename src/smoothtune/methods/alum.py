@@ -23,8 +23,6 @@ Departures:
     * Dropout masks of all passes are shared; the released code draws new ones.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass

@@ -25,8 +25,6 @@ Departures:
       at first, that is A: weight decay alone moves it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -28,8 +28,6 @@ Departures:
     * Extractive QA has as many classes as real tokens, so only norm="fro", pairs="all".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal

@@ -16,8 +16,6 @@ Departures:
     * It takes the place of the global clip, which must be off (`max_grad_norm=0`), as in the code.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Bases of the methods that penalize derivatives in the word embeddings."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What `smoothtune methods` and docs/methods/ show, from the docstrings and fields of methods."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

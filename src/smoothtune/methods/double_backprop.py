@@ -14,8 +14,6 @@ Departures:
     * The factor 1/2 and the weight are not those of the paper (RECONSTRUCTED).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor, nn

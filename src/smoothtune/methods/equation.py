@@ -4,8 +4,6 @@ In the section *Equation* of a method's file `$$...$$` is set on lines of its ow
 the text. Names of several letters stand as they are, as in `$$total = L(f(x), y) + R$$`.
 """
 
-from __future__ import annotations
-
 import re
 
 MATH = re.compile(r"(\$\$?)(.+?)\1", re.DOTALL)

@@ -18,8 +18,6 @@ Departures:
       does not say.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass

@@ -1,7 +1,5 @@
 """Methods of other packages: by ``module:Class``, or by the name under which one offers them."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from smoothtune.catalog import GROUP, offered_methods

@@ -21,8 +21,6 @@ Departures:
     * Perturbations stay zero on padding; the released code masks only the first.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic import PositiveInt

@@ -18,8 +18,6 @@ Departures:
     * Padding gets no noise. Attention never reads it, so nothing depends on this.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

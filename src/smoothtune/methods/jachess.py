@@ -40,8 +40,6 @@ Departures:
     * Regression and classification are alike: the penalty does not look at the head.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

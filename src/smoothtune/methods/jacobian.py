@@ -16,8 +16,6 @@ Departures:
       (benchmarks/results/bf16-terms.md), but with estimator="finite_difference".
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

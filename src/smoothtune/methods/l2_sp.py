@@ -16,8 +16,6 @@ Departures:
     * The gradient alpha (w - w^0) is computed directly: the same numbers without a graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

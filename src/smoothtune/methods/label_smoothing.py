@@ -19,8 +19,6 @@ Departures:
       of 1, as in Keras. The mean is over labels, then over examples, as the task loss is.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -17,8 +17,6 @@ Departures:
     * The new head may have a rate of its own: `head`, 1 in the papers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -40,8 +40,6 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
     * Both passes see the same dropout masks, or R would not vanish without noise.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -23,10 +23,8 @@ Departures:
     * The released example switches ordinary dropout off; here the model's own dropout is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +74,7 @@ class Mix:
         self.pretrained: Tensor | None = None
         self.acts = True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Mix:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy of the model, as SMART's teacher is one, mixes alike, and for as long."""
         return self
 

@@ -16,8 +16,6 @@ Departures:
     * The paper tunes decoders on instructions; nothing in it is bound to them.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -12,8 +12,6 @@ Departures:
     * All that LNSR leaves open about the noise (magnitude, rescaling, basis) is decided as there.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass

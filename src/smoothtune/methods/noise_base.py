@@ -1,7 +1,5 @@
 """Base of LNSR and its ablation: the noise of the papers, at one point of the model."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable

@@ -21,8 +21,6 @@ Departures:
       `fgm`.
 """
 
-from __future__ import annotations
-
 from pydantic import PositiveInt
 from torch import Tensor
 

@@ -7,8 +7,6 @@ Equation: the task loss.
 Departures: none.
 """
 
-from __future__ import annotations
-
 from smoothtune.core.regularizer import Regularizer, method
 from smoothtune.core.traits import Traits
 

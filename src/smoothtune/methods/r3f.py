@@ -24,8 +24,6 @@ Departures:
       passes, at one more backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal

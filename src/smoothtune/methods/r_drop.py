@@ -21,8 +21,6 @@ Departures:
     * A model without dropout gets no term from this method: its two passes are the same.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass

@@ -17,8 +17,6 @@ Departures:
     * Methods that remember the starting point (l2_sp, mixout) see it after re-initialization.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import NonNegativeInt
 from torch import nn

@@ -18,8 +18,6 @@ Departures:
       would follow one for every part (m-sharpness), and are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

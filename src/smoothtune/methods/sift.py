@@ -31,8 +31,6 @@ Departures:
       deviation over the whole sequence.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import PositiveInt

@@ -39,8 +39,6 @@ Departures:
     * With a bound the clean prediction is a constant in R_s, see `r3f`.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Literal

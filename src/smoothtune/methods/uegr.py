@@ -37,8 +37,6 @@ Departures: all of the following is RECONSTRUCTED.
     * Batches without labels have no term.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal

@@ -22,8 +22,6 @@ Departures:
       update the term is the sum of their two means: a `weight` of 0.5 is 1 in the paper.
 """
 
-from __future__ import annotations
-
 from pydantic import PositiveInt
 from torch import Tensor
 
