@@ -63,11 +63,7 @@ def squared_error(p: Tensor, q: Tensor) -> Tensor:
 def check_released(name: str, compat: str, run: ForwardPass, *, regression: bool = True) -> None:
     """Refuse predictions that released code with one row of scores an example does not know.
 
-    Args:
-        name: of the method.
-        compat: the value of its field.
-        run: a pass that has run.
-        regression: the code knows a single score, too.
+    With `regression` it knows a single score, too.
 
     Raises:
         ValueError: spans, tokens, several yes-or-no labels, several scores of a regression.
@@ -105,14 +101,7 @@ def divergence(
 
 
 def jensen_shannon(logits: Tensor) -> Tensor:
-    """Divergence of K distributions, H(mean) - mean H, in [0, log K].
-
-    Args:
-        logits: (K, ..., C).
-
-    Returns:
-        (...) in float32 or wider.
-    """
+    """Divergence of K distributions with logits (K, ..., C), H(mean) - mean H, in [0, log K]."""
     log_p = _log_softmax(logits)
     log_mean = log_p.logsumexp(0) - math.log(len(log_p))
     return (log_p.exp() * (log_p - log_mean)).sum(-1).mean(0)

@@ -131,11 +131,7 @@ class InputDerivatives:
 
     @property
     def unit(self) -> float:
-        """Root mean square of the pre-trained word embeddings.
-
-        Raises:
-            RuntimeError: the method is not attached.
-        """
+        """Root mean square of the pre-trained word embeddings; a RuntimeError before `attach`."""
         if self.rms is None:
             raise RuntimeError("attach the method to a model first: objective.bind(model, ...)")
         return self.rms

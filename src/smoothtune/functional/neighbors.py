@@ -22,8 +22,7 @@ from torch import Tensor
 from smoothtune.nn import rng
 
 UNKNOWN = -1
-ROWS = 1000
-"""Rows whose tokens are counted at a time."""
+ROWS = 1000  # whose tokens are counted at a time
 
 Metric = Literal["l2", "cosine"]
 
@@ -42,9 +41,6 @@ def token_counts(rows: Any) -> Tensor:
 
     Args:
         rows: a data set, a sequence or a loader; each item holds `input_ids` of any depth.
-
-    >>> token_counts([{"input_ids": [2, 0, 2]}, {"input_ids": torch.tensor([[3], [2]])}])
-    tensor([1, 0, 3, 1])
     """
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
         rows = rows.select_columns("input_ids").iter(ROWS)  # batches, and no other column
@@ -122,12 +118,7 @@ class Neighbors:
     """
 
     def __init__(
-        self,
-        table: Tensor,
-        k: int,
-        *,
-        candidates: Tensor | None = None,
-        metric: Metric = "l2",
+        self, table: Tensor, k: int, *, candidates: Tensor | None = None, metric: Metric = "l2"
     ):
         count = len(table) if candidates is None else int(candidates.sum())
         if k >= count:
@@ -136,7 +127,8 @@ class Neighbors:
                 + ("" if candidates is None else ": lower k, or min_count, or give more texts")
             )
         self.table, self.metric = table.detach().float().clone(), metric
-        self.candidates = None if candidates is None else candidates.to(table.device)
+        every = torch.ones(len(table), dtype=torch.bool)
+        self.candidates = (every if candidates is None else candidates).to(table.device)
         self._ids = torch.full((len(table), k), UNKNOWN, device=table.device)
 
     def of(self, ids: Tensor) -> Tensor:
@@ -170,8 +162,7 @@ def audit(
         num_examples: tokens whose neighbors are written out.
     """
     size = len(neighbors.table)
-    pool = torch.arange(size, device=neighbors.table.device)
-    pool = pool if neighbors.candidates is None else pool[neighbors.candidates]
+    pool = neighbors.candidates.nonzero().flatten()
     sample = pool[:: -(-len(pool) // num_tokens)]
     neighbor_ids = neighbors.of(sample)
     times = torch.bincount(neighbor_ids.flatten(), minlength=size)

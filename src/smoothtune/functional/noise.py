@@ -20,8 +20,7 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
         x: (B, T, D) what it is added to.
         mask: (B, T) real tokens.
         ratio: ||noise|| / ||x||; for "none" what the draws are multiplied with.
-        over: "token": every token for itself; "sequence": the norms run over the real tokens of
-            an example together; "none": no norm is looked at.
+        over: what the norms run over: a "token", a "sequence" of real tokens; "none": no norm.
     """
     keep = mask[..., None]
     noise = noise * keep

@@ -1,8 +1,7 @@
 """Weights replaced by a function of them during training.
 
-The parameter stays where it is, under its name and in its place among the others: optimizers,
-averages and state dicts see the model that they know. A copy of the model is whole, and stays so
-when the model itself gets its weights back.
+The parameter stays under its name and in its place among the others: optimizers, averages and state
+dicts see the model that they know. A copy of the model stays whole when its weights are put back.
 """
 
 import functools
@@ -101,11 +100,7 @@ def computed_weights(module: nn.Module) -> dict[str, str]:
 
 
 def refuse_computed(modules: Iterable[nn.Module], names: Container[str] | None = None) -> None:
-    """Refuse modules that compute a weight from others.
-
-    Args:
-        modules: each for itself, without what is inside it.
-        names: of the weights that are written to; None: all.
+    """Refuse modules that compute a weight of these names (None: any) from others.
 
     Raises:
         ValueError: there is one: to write to its weight would change nothing.

@@ -22,8 +22,7 @@ CLIP = "clip."
 class ClippedPenalty(Penalty, ABC):
     """Base of the methods whose term is a mean of squared derivatives, one value of each example.
 
-    With a clip, an example's value and gradient are scaled down to a multiple of the running mean,
-    and the term begins in its second update.
+    With a clip the term begins in its second update, as there is no running mean before.
     """
 
     clip: NonNegative = 0.0

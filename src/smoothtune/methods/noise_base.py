@@ -88,7 +88,7 @@ class NoisyEmbeddings(LossTerm):
         return replace(super().traits, whole_weights=self.noise == "in_manifold")
 
     def points(self) -> tuple[Point, ...]:
-        """The one point where noise enters."""
+        """Where noise enters."""
         return (self._point,)
 
     # --- neighbors of in-manifold noise --------------------------------------------------------
@@ -140,7 +140,7 @@ class NoisyEmbeddings(LossTerm):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Which tokens may be neighbors, and the table that says so, where training moves it."""
-        if self._neighbors is None or self._neighbors.candidates is None:
+        if self._neighbors is None:
             return {}
         table = {"table": self._neighbors.table} if self._moves else {}
         return {"candidates": self._neighbors.candidates} | table
