@@ -190,15 +190,8 @@ def finite_difference(
     root mean square of what x is added to.
     Reference: Abramowitz & Stegun, Handbook of Mathematical Functions, 25.3.21 and 25.3.26.
 
-    Args:
-        function: delta (B, ...) -> z_l (B, d_l) at x + delta, the same noise in every call.
-        x: gives the shape and type of delta.
-        weights: (L,).
-        hessian: compute H too.
-        step: h, in units of x.
-        probes: independent draws averaged.
-        probe: distribution of u and w.
-        center: function(0), for forward differences.
+    `function` maps delta, of the shape and type of x, to the z_l at x + delta, with the same noise in
+    every call; `step` is h, in units of x.
     """
     estimates = [
         finite_difference_per_layer(

@@ -72,11 +72,7 @@ class ALICE(AdversarialSearch):
         return no_compat(model, self.compat)
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """R_gold + alpha R_virtual.
-
-        Raises:
-            ValueError: `compat` on a task that the public code does not know.
-        """
+        """R_gold + alpha R_virtual; a ValueError with `compat` on a task unknown to that code."""
         clean = self.clean_target(clean)
         if self.compat:
             check_released(self.name, self.compat, clean.run(), regression=False)

@@ -134,11 +134,7 @@ class CrossHolder(DerivativePenalty):
         return f"{reason}: use {other}" if reason else super().refuses(model)
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """Omega, a mean over examples.
-
-        Raises:
-            ValueError: norm="op" or pairs="sampled" without exactly one prediction per example.
-        """
+        """Omega; pair by pair a ValueError where an example has several predictions."""
         if self.norm == "fro" and self.pairs == "all":
             return self.clipped(self._estimated(clean, centered_scores)).mean()
         pairs, factor = self._pairs(_single_head(clean.run()))

@@ -158,11 +158,7 @@ class JacHess(DerivativePenalty):
         return super().refuses(model)
 
     def attach(self, model: nn.Module) -> None:
-        """Measure the rms of the pre-trained embeddings.
-
-        Raises:
-            ValueError: `smoothness` does not fit the model's depth.
-        """
+        """Measure the rms of the embeddings; a ValueError where `smoothness` does not fit."""
         layers = len(blocks(model, self.side))
         if self.smoothness is not None and len(self.smoothness) != layers:
             raise ValueError(
@@ -172,11 +168,7 @@ class JacHess(DerivativePenalty):
         self._norms = None if self.smoothness is None else torch.tensor(self.smoothness)
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take the learning rate as c, which matters beside a weight.
-
-        Raises:
-            ValueError: the optimizer has none to take.
-        """
+        """Take the learning rate as c, beside a weight; a ValueError where there is none."""
         if self.c is not None or self.share is not None:
             return
         rates: list[Any] = [g.get("initial_lr", g.get("lr")) for g in optimizer.param_groups]
@@ -204,14 +196,12 @@ class JacHess(DerivativePenalty):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """Equation 4."""
+        read = self._reader(clean)
+        weights = layer_factors(self._smoothness(clean), self.factors, self.temperature)
+        estimate = self._derivatives.estimate(clean, read, weights)
         if self.factors == "logits":
-            weights = torch.ones(1, device=clean.device)
-            estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
             width = num_scores(clean.run()).to(estimate.hessian)
         else:
-            read = self._reader(clean)
-            weights = layer_factors(self._smoothness(clean), self.factors, self.temperature)
-            estimate = self._derivatives.estimate(clean, read, weights)
             width = estimate.hessian.new_full((), clean.hidden_states[-1].shape[-1])
         divisor = clean.mask.sum(1).clamp(min=1) if self.reduction == "token_mean" else 1
         jacobian, hessian = (part / divisor for part in estimate)
@@ -224,8 +214,9 @@ class JacHess(DerivativePenalty):
 
     def _smoothness(self, clean: ForwardPass) -> Tensor:
         """(L,) n, measured on this batch if it was not before; ones where g does not look at it."""
-        if self.factors == "uniform":
-            return torch.ones(len(clean.hidden_states) - 1, device=clean.device)
+        if self.factors in ("logits", "uniform"):
+            count = 1 if self.factors == "logits" else len(clean.hidden_states) - 1
+            return torch.ones(count, device=clean.device)
         if self._norms is None:
             self.calibrate(clean.full)
         assert self._norms is not None
@@ -233,7 +224,9 @@ class JacHess(DerivativePenalty):
         return self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
 
     def _reader(self, clean: ForwardPass) -> Reader:
-        """What reads z_1..z_L of a pass on the same rows."""
+        """What reads z_1..z_L, or the logits, of a pass on the same rows."""
+        if self.factors == "logits":
+            return lambda run: [scores(run)]
         positions = self._positions(clean.run())
         rows = torch.arange(len(positions), device=clean.device)
         return lambda run: [hidden[rows, positions] for hidden in run.hidden_states[1:]]

@@ -57,11 +57,7 @@ class Jacobian(DerivativePenalty):
     """"projected" is the paper's; the others draw directions in the input."""
 
     def input_derivatives(self) -> InputDerivatives:
-        """The paper's estimator, or what the fields say.
-
-        Raises:
-            ValueError: the number of projections is neither -1 nor above 0.
-        """
+        """The paper's estimator, or what the fields say; a ValueError for a wrong `num_probes`."""
         if self.num_probes == 0 or self.num_probes < -1:
             raise ValueError(
                 f"num_probes = {self.num_probes}: give a number of projections, or -1 for all"

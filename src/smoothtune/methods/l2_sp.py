@@ -51,14 +51,12 @@ def half_squared_distance(weights: Sequence[Tensor], anchors: Sequence[Tensor]) 
     return HalfSquaredDistance.apply(len(anchors), *anchors, *weights)
 
 
-class Pulls(NamedTuple):
+class Pull(NamedTuple):
     """Weights, and where they are pulled to."""
 
-    trained: list[int]  # ids of all that were trained when this was made
+    strength: float
     weights: list[nn.Parameter]
     anchors: list[Tensor]
-    heads: list[nn.Parameter]
-    zeros: list[Tensor]
 
 
 @method(
@@ -84,14 +82,11 @@ class L2SP(Penalty):
         super().__post_init__()
         self._anchors: dict[str, Tensor] = {}
         self._names: dict[nn.Parameter, str] | None = None  # None: not attached
-        self._pulls: Pulls | None = None  # of the update before
+        self._pulls: list[Pull] = []  # of the update before
+        self._trained: list[int] = []  # ids of all weights that were trained in it
 
     def attach(self, model: nn.Module) -> None:
-        """Remember the pre-trained weights.
-
-        Raises:
-            ValueError: there is nothing to pull.
-        """
+        """Remember the pre-trained weights; a ValueError where there is nothing to pull."""
         trained = list(trainable(model))
         old = [(name, weight) for name, weight, new in trained if not new]
         if not old and not (self.beta and trained):
@@ -106,42 +101,38 @@ class L2SP(Penalty):
 
     def detach(self, model: nn.Module) -> None:
         """Forget them."""
-        self._anchors, self._names, self._pulls = {}, None, None
+        self._anchors, self._names = {}, None
+        self._trained, self._pulls = [], []
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2.
-
-        Raises:
-            RuntimeError: it is not attached.
-        """
-        pulls = self._pulls_of(unwrap(clean.model))
-        terms = []
-        if pulls.weights:  # none where the backbone is frozen
-            terms.append(self.alpha * half_squared_distance(pulls.weights, pulls.anchors))
-        if pulls.heads and self.beta:
-            terms.append(self.beta * half_squared_distance(pulls.heads, pulls.zeros))
-        return torch.stack(terms).sum()
-
-    def _pulls_of(self, model: nn.Module) -> Pulls:
-        """What is pulled where to; made again where other weights are trained than before."""
+        """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2; a RuntimeError before `attach`."""
         if self._names is None:
             raise RuntimeError("attach l2_sp to the model first: it pulls towards what is there")
+        model = unwrap(clean.model)
         trained = list(map(id, trained_weights(model)))
-        if self._pulls is not None and self._pulls.trained == trained:
-            return self._pulls
-        pulls = Pulls(trained, [], [], [], [])
+        if self._trained != trained:
+            self._trained, self._pulls = trained, self._pulls_of(model, self._names)
+        terms = [
+            strength * half_squared_distance(weights, anchors)
+            for strength, weights, anchors in self._pulls
+        ]
+        return torch.stack(terms).sum()
+
+    def _pulls_of(self, model: nn.Module, names: dict[nn.Parameter, str]) -> list[Pull]:
+        """What is pulled where to."""
+        old, head = Pull(self.alpha, [], []), Pull(self.beta, [], [])
         for name, weight, new in trainable(model):
             if new:
-                pulls.heads.append(weight)
-                pulls.zeros.append(torch.zeros_like(weight))
+                head.weights.append(weight)
+                head.anchors.append(torch.zeros_like(weight))
                 continue
-            name = self._names.setdefault(weight, name)
+            name = names.setdefault(weight, name)
             if name not in self._anchors:  # unfrozen since, so it has not moved yet
                 self._anchors[name] = weight.detach().clone()
-            pulls.weights.append(weight)
-            pulls.anchors.append(self._anchors[name].to(weight.device))
-        self._pulls = pulls
-        return pulls
+            old.weights.append(weight)
+            old.anchors.append(self._anchors[name].to(weight.device))
+        pulls = [old, head] if self.beta else [old]
+        return [pull for pull in pulls if pull.weights]  # none where the backbone is frozen
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pre-trained weights, so that a run may resume from a model that has moved."""
@@ -151,4 +142,4 @@ class L2SP(Penalty):
         """Restore them; a weight that is not among them was frozen, and is what it was."""
         anchors = self._anchors
         moved = {n: w.to(anchors[n].device) if n in anchors else w for n, w in state.items()}
-        self._anchors, self._pulls = anchors | moved, None
+        self._anchors, self._trained = anchors | moved, []

@@ -83,11 +83,7 @@ def of_yes_or_no(head: Head, labels: Tensor) -> Surprise:
 
 
 def of_classes(head: Head, labels: Tensor, number: Tensor | float | None = None) -> Surprise:
-    """Of one class for every prediction that has a label.
-
-    Raises:
-        ValueError: labels are no class numbers, or do not fit the predictions.
-    """
+    """Of one class for every prediction with a label; a ValueError where labels do not fit."""
     if head.regression or labels.is_floating_point():
         raise ValueError(f"label_smoothing {NO_CLASSES}. Leave it out")
     if labels.numel() != head.mask.numel():

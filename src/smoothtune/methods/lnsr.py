@@ -96,11 +96,7 @@ class LNSR(NoisyEmbeddings, Penalty):
         return self._detaches and self.max_share is not None
 
     def attach(self, model: nn.Module) -> None:
-        """Index the pre-trained embeddings.
-
-        Raises:
-            ValueError: `layer_weights` does not fit the model's depth.
-        """
+        """Index the embeddings; a ValueError where `layer_weights` does not fit the depth."""
         wanted = len(blocks(model, self.side)) - self._first
         if self.layer_weights is not None and len(self.layer_weights) != wanted:
             raise ValueError(
@@ -128,11 +124,7 @@ class LNSR(NoisyEmbeddings, Penalty):
     def distance(self, h: Tensor, h_: Tensor, clean: ForwardPass, tokens: Tensor) -> Tensor:
         """() squared distance of two hidden states (B, T, D), a mean over examples.
 
-        Args:
-            h: at the one end.
-            h_: at the other.
-            clean: the pass that knows which tokens are real.
-            tokens: (B,) number of these, at least 1.
+        `clean` knows which tokens are real; their number `tokens` (B,) is at least 1.
         """
         squares = (h - h_).square()
         if self.tokens == "pooled":

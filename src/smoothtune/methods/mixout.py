@@ -182,11 +182,7 @@ class Mixout(Regularizer):
         return {name: weight for name, weight in mixed.items() if weight is not None}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them, also of layers that are frozen so far, in this run.
-
-        Raises:
-            ValueError: a layer is trained that was frozen until the state was written.
-        """
+        """Restore them; a ValueError where a layer is trained that was frozen at the time."""
         missing = self.state_dict().keys() - state.keys()
         if missing or state.keys() - {str(i) for i in range(len(self._mixes))}:
             raise ValueError(

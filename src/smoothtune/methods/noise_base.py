@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.regularizer import STRICT, LossTerm, Positive
 from smoothtune.core.traits import Traits
-from smoothtune.functional.neighbors import (
-    Metric,
-    Neighbors,
-    audit,
-    countable,
-    in_manifold,
-    token_counts,
-)
+from smoothtune.functional import neighbors
 from smoothtune.functional.noise import (
     NoiseKind,
     RescaleOver,
@@ -54,7 +47,7 @@ class NoisyEmbeddings(LossTerm):
     """b: where noise enters, "word" or a block number from 0. Default: 0, in-manifold "word"."""
     k: PositiveInt = 10
     """Nearest neighbors of in-manifold noise. Paper: 10."""
-    metric: Metric = "l2"
+    metric: neighbors.Metric = "l2"
     """What near means: Euclidean distance, or the angle. Paper: not stated."""
     min_count: NonNegativeInt = 1
     """How often a neighbor occurs in the training texts, at least; 0: special tokens alone are left
@@ -75,7 +68,7 @@ class NoisyEmbeddings(LossTerm):
         self._point: Layer = self.layer if self.layer is not None else "word" if manifold else 0
         default = 0.10 if manifold else 0.05
         self._ratio = self.noise_ratio if self.noise_ratio is not None else default
-        self._neighbors: Neighbors | None = None
+        self._neighbors: neighbors.Neighbors | None = None
         self._counts: Tensor | None = None  # of the tokens in the training texts
         self._special: set[int] = set()
         self._decode: Callable[[int], str] | None = None
@@ -105,10 +98,10 @@ class NoisyEmbeddings(LossTerm):
             rows: each holds `input_ids`; rows without, or without a length, are not counted.
             tokenizer: names the special tokens, which are no neighbors either.
         """
-        if self.noise != "in_manifold" or not countable(rows):
+        if self.noise != "in_manifold" or not neighbors.countable(rows):
             return
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-        self._counts, self._counted = token_counts(rows), True
+        self._counts, self._counted = neighbors.token_counts(rows), True
         self._decode = getattr(tokenizer, "convert_ids_to_tokens", None)
         self._special |= set(getattr(tokenizer, "all_special_ids", ()))
         if self._neighbors is not None:
@@ -132,7 +125,10 @@ class NoisyEmbeddings(LossTerm):
             counts = F.pad(self._counts.cpu(), (0, len(keep) - len(self._counts)))
             keep = counts >= self.min_count
         keep[[i for i in sorted(self._special) if i < len(keep)]] = False
-        self._neighbors = Neighbors(table, self.k, candidates=keep, metric=self.metric)
+        self._find(table, keep)
+
+    def _find(self, table: Tensor, among: Tensor) -> None:
+        self._neighbors = neighbors.Neighbors(table, self.k, candidates=among, metric=self.metric)
 
     def detach(self, model: nn.Module) -> None:
         """Forget the neighbors."""
@@ -150,8 +146,8 @@ class NoisyEmbeddings(LossTerm):
         if self._neighbors is not None and "candidates" in state:
             device = self._neighbors.table.device
             table = state.get("table", self._neighbors.table).to(device)
-            candidates, self._counted = state["candidates"], True
-            self._neighbors = Neighbors(table, self.k, candidates=candidates, metric=self.metric)
+            self._counted = True
+            self._find(table, state["candidates"])
 
     # --- an update -----------------------------------------------------------------------------
 
@@ -178,8 +174,8 @@ class NoisyEmbeddings(LossTerm):
         assert self._neighbors is not None
         if not self._audited:
             self._audited = True
-            rows = audit(self._neighbors, self._decode)
+            rows = neighbors.audit(self._neighbors, self._decode)
             logger.info("in-manifold noise: %s", "; ".join(map(": ".join, rows)))
         table = embedding_table(unwrap(clean.model))
-        draws = in_manifold(clean.input_ids, table, self._neighbors, self.orthonormal)
+        draws = neighbors.in_manifold(clean.input_ids, table, self._neighbors, self.orthonormal)
         return rescale(draws, x, mask, self._ratio, self.rescale_over)

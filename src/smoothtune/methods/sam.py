@@ -57,11 +57,7 @@ class SAM(TaskLoss):
     """Dropout masks of the second pass relative to the first."""
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """L(w + e), with its gradient.
-
-        Raises:
-            ValueError: the weights hold gradients of an earlier batch.
-        """
+        """L(w + e), with its gradient; a ValueError where weights hold gradients already."""
         weights = clean.weights
         if any(w.grad is not None and w.grad.any() for w in weights):
             raise ValueError(

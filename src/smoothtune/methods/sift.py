@@ -121,11 +121,7 @@ class SiFT(Penalty):
         return (self._point,)
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """R at the perturbation found.
-
-        Raises:
-            ValueError: `compat` on a task that the released code does not know.
-        """
+        """R at the perturbation; a ValueError with `compat` on a task unknown to that code."""
         measure, search = symmetric_kl, self._ascent.search
         clean = self.clean_target(clean.run())
         if self.compat:

@@ -193,11 +193,7 @@ class SMART(AdversarialSearch):
         self._teacher = None
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """lambda_s R_s + mu D.
-
-        Raises:
-            ValueError: `compat` on a task that the released code does not know.
-        """
+        """lambda_s R_s + mu D; a ValueError with `compat` on a task unknown to that code."""
         clean.run()
         if self.compat:
             check_released(self.name, self.compat, clean)
