@@ -190,8 +190,8 @@ def finite_difference(
     root mean square of what x is added to.
     Reference: Abramowitz & Stegun, Handbook of Mathematical Functions, 25.3.21 and 25.3.26.
 
-    `function` maps delta, of the shape and type of x, to the z_l at x + delta, with the same noise in
-    every call; `step` is h, in units of x.
+    `function` maps delta, of the shape and type of x, to the z_l at x + delta, with the same noise
+    in every call; `step` is h, in units of x.
     """
     estimates = [
         finite_difference_per_layer(
