@@ -93,11 +93,7 @@ def time_steps(
     count: int,
     autocast: torch.dtype | None = None,
 ) -> StepCost:
-    """Time `count` steps on random batches of `size` training rows, with methods and without.
-
-    Raises:
-        ConfigError: the methods do not fit the model.
-    """
+    """Time `count` steps on random batches of `size` training rows; errors as `step_cost`."""
     rows, tokenizer = inputs.prepared.train, inputs.base.tokenizer
     collate = inputs.task.head.collator(tokenizer)
     indices = np.random.default_rng(0).integers(len(rows), size=(count, size))

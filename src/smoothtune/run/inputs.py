@@ -127,7 +127,9 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
     weights, names = config.class_weights, prepared.task.known_label_names
     if weights is None:
         return None
-    counts = prepared.report.splits["train"].labels
+    train = prepared.report.splits["train"]
+    rows, counts = train.rows, train.labels
+    several = prepared.task.head.problem_type == "multi_label_classification"
     own = [each.name for each in config.regularizers() if each.traits.plain_loss]
     problem = ""
     if not names:
@@ -138,30 +140,16 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
         problem = f"are {len(weights)}, but the classes are {len(names)}: {', '.join(names)}"
     elif weights == "balanced" and (absent := [name for name in names if not counts[name]]):
         problem = f"cannot be balanced: no training row has the label {absent[0]!r}"
-    elif weights == "balanced" and (everywhere := _in_every_row(prepared)):
-        problem = f"cannot be balanced: every training row has the label {everywhere!r}"
+    elif weights == "balanced" and several and (full := [n for n in names if counts[n] == rows]):
+        problem = f"cannot be balanced: every training row has the label {full[0]!r}"
     if problem:
         raise ConfigError([Problem("", "class_weights", problem)])
-    if weights == "balanced" and _has_label_sets(prepared.task):
-        rows = prepared.report.splits["train"].rows
+    if weights == "balanced" and several:
         return {name: (rows - counts[name]) / counts[name] for name in names}
     if weights == "balanced":
         total = sum(counts.values())
         return {name: total / (len(names) * counts[name]) for name in names}
     return dict(zip(names, weights, strict=True))
-
-
-def _has_label_sets(task: Task) -> bool:
-    return task.head.problem_type == "multi_label_classification"
-
-
-def _in_every_row(prepared: Prepared) -> str:
-    """A label that all training rows have, where rows have several; "" if there is none."""
-    report = prepared.report.splits["train"]
-    if not _has_label_sets(prepared.task):
-        return ""
-    names = prepared.task.known_label_names
-    return next((name for name in names if report.labels[name] == report.rows), "")
 
 
 def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTrainedModel:
@@ -199,11 +187,7 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
 
 
 def check_rows(model: PreTrainedModel, inputs: Inputs) -> None:
-    """Check that a model takes rows as long as those of a run.
-
-    Raises:
-        ConfigError: a row is longer.
-    """
+    """Raise ConfigError if a row is longer than the model takes."""
     check_lengths(model, inputs.prepared.train, "the training data")
     check_lengths(model, inputs.prepared.validation, "the validation data")
     if inputs.unlabeled is not None:

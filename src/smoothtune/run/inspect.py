@@ -39,11 +39,10 @@ class Inspected:
 
     inputs: Inputs
     parameters: int
-    """Number of the model's weights, without adapters."""
+    """Of the model, without adapters."""
     adapters: str
     """What is trained with adapters; empty without."""
     steps: int
-    """Number of updates."""
 
 
 def inspect(config: RunConfig, console: Console) -> Inspected:
@@ -68,8 +67,7 @@ def inspect(config: RunConfig, console: Console) -> Inspected:
 def other_problems(config: RunConfig, first: Exception) -> list[Exception]:
     """What is wrong with folder, model and data of a run beside what `inspect` has raised.
 
-    Returns:
-        At most one error of each; those that say the same as the first are left out.
+    At most one error of each; those that say the same as the first are left out.
     """
     task, errors = configured_task(config), list[Exception]()
     source = config.data or task.hub_id or ""
@@ -93,9 +91,8 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
 
     Raises:
         ConfigError: a row is longer than the model takes.
-        LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
-        ModelError: transformers has no such model for the task, or its folder holds no weights,
-            those of another model, or those of an adapter.
+        LoraError: weights cannot be stored as the run says.
+        ModelError: its folder holds no weights, or some that do not fit, or are adapters.
     """
     base, task = inputs.base, inputs.task
     check_weights_exist(base.source)
@@ -122,11 +119,7 @@ def with_adapters(config: RunConfig, inputs: Inputs, model: Any) -> Any:
 
 
 def check_fit(config: RunConfig, inputs: Inputs, model: Any) -> None:
-    """Check the methods of a run on its model, with its settings.
-
-    Raises:
-        ConfigError: they do not fit together.
-    """
+    """Raise ConfigError unless the methods of a run fit its model and settings."""
     methods = dict(zip(config.methods, config.regularizers(), strict=True))
     with settings_of_one_run():
         arguments = training_arguments(config, Path(config.output_dir), inputs.task)

@@ -20,18 +20,6 @@ from smoothtune.trainer.cost import StepCost
 from smoothtune.trainer.model_record import kept_step
 
 
-def best_evaluation(config: RunConfig, trainer: RunTrainer) -> Best | None:
-    """What scores in training decided: which weights were kept, and when the training ended."""
-    if not watches_scores(config):
-        return None
-    state, (metric, _) = trainer.state, best_score(config, trainer.task)
-    return Best(
-        metric=metric.removeprefix("eval_"),
-        value=state.best_metric,
-        stopped_early=state.global_step < state.max_steps,
-    )
-
-
 def kept_weights_message(result: RunResult) -> str:
     """Which weights were kept and why, of a run that scores in training decided on; else ""."""
     best, step, last = result.best, result.kept_step, result.cost.steps
@@ -49,12 +37,12 @@ def kept_weights_message(result: RunResult) -> str:
 
 def below_constant(result: RunResult) -> str:
     """That a model is no better than the best constant answer; "" where it is."""
-    constant = result.trivial_baseline
-    if result.score > constant:
+    if result.score > result.trivial_baseline:
         return ""
     return (
         f"{result.headline} {result.score:.4f} is not better than the best constant answer, which "
-        f"has {constant:.4f}: train longer, with another learning rate or on more rows"
+        f"has {result.trivial_baseline:.4f}: train longer, with another learning rate or on more "
+        "rows"
     )
 
 
@@ -70,6 +58,13 @@ def run_result(
     """The content of ``result.json``; `train_metrics` are those of the rows `seen`."""
     task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
     model: Any = trainer.model
+    best = None
+    if watches_scores(config):
+        best = Best(
+            metric=best_score(config, task)[0].removeprefix("eval_"),
+            value=trainer.state.best_metric,
+            stopped_early=trainer.state.global_step < trainer.state.max_steps,
+        )
     return RunResult(
         task=task.name,
         task_type=task.task_type,
@@ -90,7 +85,7 @@ def run_result(
         data=prepared.report,
         fingerprints=inputs.fingerprints,
         class_weights=inputs.class_weights,
-        best=best_evaluation(config, trainer),
+        best=best,
         kept_step=kept_step(trainer),
         attention=model.config._attn_implementation,
         log_history=trainer.state.log_history,
@@ -103,14 +98,7 @@ def run_result(
 def run_cost(
     trainer: RunTrainer, step: StepCost | None, seconds: dict[str, float], resumed_from: int
 ) -> Cost:
-    """Time and memory of a run.
-
-    Args:
-        trainer: at the end of the training.
-        step: what an update was measured to cost.
-        seconds: those of "train" and "evaluation".
-        resumed_from: update of the checkpoint that the run went on from; 0: it started again.
-    """
+    """Time and memory of a run: `seconds` are those of "train" and "evaluation"."""
     return Cost(
         train_seconds=seconds["train"],
         evaluation_seconds=seconds["evaluation"],

@@ -56,11 +56,7 @@ class Signals:
 
     @contextmanager
     def ending(self, message: str) -> Iterator[None]:
-        """A phase that a signal ends at once.
-
-        Raises:
-            Stopped: with `message`, after a signal.
-        """
+        """A phase that a signal ends at once, by Stopped with `message`."""
         self.ends_at_once = True
         try:
             if self.received is None:

@@ -64,7 +64,7 @@ from smoothtune.run.trainer import (
     some_examples,
 )
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.trainer.manifest import ResumePoint, is_committed
+from smoothtune.trainer.manifest import is_committed
 from smoothtune.trainer.trainer import save_checkpoint
 
 
@@ -93,11 +93,10 @@ class Trained:
 def train(
     config: RunConfig, *, resume: bool = False, console: Console | None = None
 ) -> dict[str, Any]:
-    """Fine-tune a model as the configuration says.
+    """Fine-tune a model; `config.output_dir` becomes a model folder with result.json and a card.
 
     Before the first step it prints a summary of the data, the attention implementation and the
-    measured cost of the methods. `config.output_dir` becomes a model folder that transformers
-    loads by itself, with ``result.json`` and a model card.
+    measured cost of the methods.
 
     Args:
         config: the run.
@@ -135,10 +134,9 @@ def train(
             publish(folder, trained.result.content(), keep_checkpoints=keeps_checkpoints(config))
     scores = (f"{name} {value:.4f}" for name, value in trained.result.metrics.items())
     say(console, f"validation: {'  '.join(scores)}")
-    if message := kept_weights_message(trained.result):
-        say(console, message)
-    if message := below_constant(trained.result):
-        say(console, message)
+    for remark in (kept_weights_message(trained.result), below_constant(trained.result)):
+        if remark:
+            say(console, remark)
     push(config, read_json(folder / RESULT) or {}, console)
     return trained.result.content()
 
@@ -148,8 +146,6 @@ def finished_here(config: RunConfig) -> dict[str, Any] | None:
 
     Raises:
         OutputError: data or base weights are others now, or a file of the model was changed.
-        DataError: the data cannot be read.
-        ModelError: the base model cannot be loaded.
     """
     result = finished_result(config)
     if result is None:
@@ -203,15 +199,14 @@ def fit(
             trainer = build_trainer(config, inputs, model, folder, console)
             if more_logs and "logging_steps" not in config.model_fields_set:
                 trainer.add_callback(ShortRunLogs())
-        checkpoint, notes = (
-            from_main(lambda: newest_checkpoint(folder)) if resume else ResumePoint(None, [])
-        )
-        for note in notes:
-            say(console, note)
+        checkpoint = None
+        if resume:
+            checkpoint, notes = from_main(lambda: newest_checkpoint(folder))
+            for note in notes:
+                say(console, note)
         with naming_memory(config):
-            stopwatch = train_to_the_end(
-                trainer, "+".join(config.methods), checkpoint, signals, console
-            )
+            title = "+".join(config.methods)
+            stopwatch = train_to_the_end(trainer, title, checkpoint, signals, console)
             seconds = {"train": stopwatch.seconds}
             if resumable:
                 keep_training(trainer, console)
@@ -230,39 +225,30 @@ def fit(
 
 @contextmanager
 def naming_memory(config: RunConfig) -> Iterator[None]:
-    """Say of an error of memory which batch size was too large.
-
-    Raises:
-        OutOfMemory: torch, the driver or Python had no memory left.
-    """
+    """Turn an error of memory into OutOfMemory, which says which batch size was too large."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) or isinstance(error, OutOfMemory):  # which names it
             raise
         rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
+        why = (str(error) or type(error).__name__).splitlines()[0]
         smaller = (
             f"per_device_train_batch_size={rows // 2} with "
             f"gradient_accumulation_steps={steps * 2}, which is the same update; "
-            if rows > 1 and rows % 2 == 0
-            else ""
-        )
+        ) * (rows % 2 == 0)
         raise OutOfMemory(
             f"out of memory with per_device_train_batch_size {rows}, per_device_eval_batch_size "
             f"{config.per_device_eval_batch_size} and max_seq_length {config.max_seq_length} "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); try "
-            f"{smaller}gradient_checkpointing=true, a shorter max_seq_length, a smaller "
-            "per_device_eval_batch_size or lora"
+            f"({why}); try {smaller}gradient_checkpointing=true, a shorter max_seq_length, a "
+            "smaller per_device_eval_batch_size or lora"
         ) from error
 
 
 def train_to_the_end(
     trainer: RunTrainer, title: str, checkpoint: Path | None, signals: Signals, console: Console
 ) -> Stopwatch:
-    """Train to the last step, from a checkpoint if there is one.
-
-    Returns:
-        What has taken the time.
+    """Train to the last step, from a checkpoint if there is one; returns what has taken the time.
 
     Raises:
         NonFiniteLoss: a loss term became NaN or infinite.
@@ -285,11 +271,7 @@ def train_to_the_end(
 def final_evaluation(
     trainer: RunTrainer, inputs: Inputs, seen: Dataset
 ) -> tuple[dict[str, float], dict[str, float], np.ndarray]:
-    """Metrics of the validation rows and of training rows `seen`, and predictions of the former.
-
-    Raises:
-        Stopped: SIGINT or SIGTERM came; a checkpoint is written.
-    """
+    """Metrics of the validation rows and of training rows `seen`, and predictions of the former."""
     try:
         metrics, predictions = evaluate(trainer, inputs.task, inputs.prepared.validation)
         train_metrics, _ = evaluate(trainer, inputs.task, seen)
@@ -307,11 +289,7 @@ def keep_training(trainer: RunTrainer, console: Console) -> None:
 
 
 def keep_step(trainer: RunTrainer) -> None:
-    """Leave a checkpoint of the step that the trainer is at.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Leave a checkpoint of the step that the trainer is at, unless it is there."""
     step = trainer.state.global_step
     checkpoint = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
     if not from_main(lambda: is_committed(checkpoint)):
@@ -320,11 +298,7 @@ def keep_step(trainer: RunTrainer) -> None:
 
 
 def stop(trainer: RunTrainer) -> NoReturn:
-    """Leave a checkpoint of the step that the trainer is at.
-
-    Raises:
-        Stopped: always.
-    """
+    """Raise Stopped, with a checkpoint of the step that the trainer is at."""
     keep_step(trainer)
     state = trainer.state
     raise Stopped(

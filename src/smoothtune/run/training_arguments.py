@@ -23,18 +23,17 @@ _OWN_MEANING = {
     "gradient_checkpointing",
     "metric_for_best_model",
     "greater_is_better",
-}
-"""Fields that are passed on in another form."""
+}  # passed on in another form
 _SHARED = argument_names() - _OWN_MEANING
-"""Fields that are passed on as they are."""
 
 
 def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingArguments:
     """The arguments of one run's trainer.
 
     Raises:
-        ConfigError: there is no such score, or no such place to report to; or the environment
-            speaks of other processes, and does not say how to meet them.
+        ConfigError: there is no such score or place to report to, or the environment speaks of
+            other
+            processes, and does not say how to meet them.
     """
     check_environment()
     values: dict[str, Any] = config.model_dump(include=_SHARED)
@@ -85,11 +84,6 @@ def best_score(config: RunConfig, task: Task) -> tuple[str, bool]:
 
 
 def _integrations(config: RunConfig) -> list[str]:
-    """Where logs are sent.
-
-    Raises:
-        ConfigError: there is no such place, or its package is not installed.
-    """
     names = [name for name in config.report_to or () if name != "none"]
     installed = sorted(get_available_reporting_integrations())
     missing = [name for name in names if name not in installed]
