@@ -72,15 +72,14 @@ def finished_result(config: RunConfig) -> dict[str, Any] | None:
 
 @contextmanager
 def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
-    """Lock the output folder for the time of a run, and check what it holds.
+    """Lock the output folder for the time of a run, check it, and write ``run.json`` into it.
 
-    Yields:
-        The folder, with ``run.json`` written; a replaced run's checkpoints are gone, its finished
-        model stays until the new one is complete.
+    A replaced run's checkpoints are gone then; its finished model stays until the new one is
+    complete.
 
     Raises:
-        OutputError: the folder holds something else, another process writes it, or there is
-            nothing to resume.
+        OutputError: the folder holds something else, another process writes it, or there is nothing
+            to resume.
     """
     with owned(Path(config.output_dir)) as folder:
         refuse_folder(folder, config, resume=resume)
@@ -100,13 +99,13 @@ def newest_checkpoint(folder: Path) -> ResumePoint:
 def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> None:
     """Move the staged model into the folder and write ``result.json`` as the last file.
 
-    Raises:
-        OutputError: the folder was moved or replaced while the run went on.
-
     Args:
         folder: the output folder; ``STAGING`` in it holds the complete new files.
         result: the content of ``result.json``; the files are added, each with its sha256.
         keep_checkpoints: leave ``checkpoints/`` in the folder.
+
+    Raises:
+        OutputError: the folder was moved or replaced while the run went on.
     """
     staging = folder / STAGING
     files = checksums(staging)
@@ -131,11 +130,7 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
 
 
 def clean_up_after(config: RunConfig) -> None:
-    """Remove what a run left that was killed when its model was written, and only then.
-
-    Raises:
-        OutputError: another process writes the folder.
-    """
+    """Remove what a run left that was killed when its model was written, and only then."""
     folder = Path(config.output_dir)
     begun = _recorded(folder / STARTED)
     if begun is not None and not _changed(begun, config):  # else it is of a later run
@@ -160,11 +155,7 @@ def _clean_up(folder: Path, *, keep_checkpoints: bool) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Say of a failed write what to do; what was unfinished is removed.
-
-    Raises:
-        OutputError: the disk is full, or may not be written.
-    """
+    """Turn a failed write into OutputError, which says what to do; remove what was unfinished."""
     try:
         yield
     except Exception as error:  # of libraries that write, some have no class of their own
@@ -258,11 +249,6 @@ class _Started(Record):
 
 
 def _recorded(path: Path) -> dict[str, Any] | None:
-    """The record of a run; None without the file.
-
-    Raises:
-        OutputError: it is damaged, or another program's.
-    """
     record = read_json(path)
     if record is not None:
         _Started.check(record, path, "train", mend=MEND)
@@ -274,14 +260,16 @@ def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = Fal
 
     A resumed run may cut its updates otherwise, over more processes or fewer.
     """
-    recorded = dict(record.get("config", {}))
-    recorded |= {"versions of methods": record.get("method_versions")}
-    recorded |= {"world_size": record.get("world_size", 1)}
+    recorded = _run_of(record) | {"versions of methods": record.get("method_versions")}
     current = config.identity() | {"versions of methods": config.method_versions()}
     current["world_size"] = world_size()
     if resume and _examples(recorded) == _examples(current):
         current = {name: value for name, value in current.items() if name not in CUT}
     return changed_fields(recorded, current)
+
+
+def _run_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {**record.get("config", {}), "world_size": record.get("world_size", 1)}
 
 
 def _examples(run: Mapping[str, Any]) -> int:
@@ -293,8 +281,8 @@ def _same_update(record: Mapping[str, Any], changed: str) -> str:
     """What a run resumed on another number of processes has to keep."""
     if "world_size" not in changed:
         return ""
-    recorded = {**record.get("config", {}), "world_size": record.get("world_size", 1)}
     return (
-        f"; it is resumed on another number of processes with its {_examples(recorded)} examples "
-        "per update: processes x per_device_train_batch_size x gradient_accumulation_steps"
+        "; it is resumed on another number of processes with its "
+        f"{_examples(_run_of(record))} examples per update: processes x "
+        "per_device_train_batch_size x gradient_accumulation_steps"
     )

@@ -49,11 +49,7 @@ def join_processes() -> PartialState:
 
 
 def check_environment() -> None:
-    """Check what a launcher says about the processes of a run.
-
-    Raises:
-        ConfigError: a number is none, or one of several variables is missing.
-    """
+    """Raise ConfigError if what a launcher says about the processes of a run cannot be so."""
     values = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
     numbers = {name: text.strip().removeprefix("-") for name, text in values.items()}  # -1: none
     wrong = [name for name in values if name != "MASTER_ADDR" and not numbers[name].isdigit()]

@@ -26,9 +26,8 @@ class Signals:
     usual effect; the others go on being recorded, as some are sent again and again.
 
     In threads other than the main one, where Python cannot, nothing is recorded. Of several
-    processes each gets the signal at another step, so that they stop at one only if they agree:
-    `agree` asks. Their launcher sends the signal on, so that all may get it twice; a second one
-    has no effect.
+    processes each gets the signal at another step, so they stop only if they `agree`. Their
+    launcher sends the signal on, so that all may get it twice; a second one has no effect.
     """
 
     received: int | None = None

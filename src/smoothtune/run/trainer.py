@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from rich.console import Console
-from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
@@ -51,7 +50,6 @@ class RunTrainer(SmoothTrainer):
     """Groups rows by length, in an order that depends on seed and epoch alone."""
 
     objective: Objective
-    task: Task
     run_identity: dict[str, Any]
     """What else a resumed run must have in common with this one: rows of an update, data, model."""
     kinds = 1
@@ -73,12 +71,8 @@ class RunTrainer(SmoothTrainer):
             return super().get_train_dataloader()
         order = self._get_train_sampler()
         assert order is not None
-        batches = UpdateBatches(
-            order,
-            self._train_batch_size,
-            accumulation=args.gradient_accumulation_steps,
-            processes=args.world_size,
-        )
+        size, accumulation = self._train_batch_size, args.gradient_accumulation_steps
+        batches = UpdateBatches(order, size, accumulation=accumulation, processes=args.world_size)
         return self._loader(self.train_dataset, batches)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
@@ -149,6 +143,8 @@ def build_trainer(
         return score(task, evaluation.predictions, validation)[0]
 
     regularizers, weights = config.regularizers(), inputs.class_weights
+    several_labels = task.head.problem_type == "multi_label_classification"
+    weighted = LabelWeightedLoss if several_labels else ClassWeightedLoss
     if weights:
         shown = (f"{name} {weight:.4g}" for name, weight in weights.items())
         say(console, f"class weights: {', '.join(shown)}")
@@ -167,16 +163,21 @@ def build_trainer(
                 data_collator=task.head.collator(tokenizer),
                 processing_class=tokenizer,
                 compute_metrics=metrics,
-                compute_loss_func=weighted_loss(task, weights) if weights else None,
-                optimizer_cls_and_kwargs=uncorrected(arguments)
-                if not config.bias_correction
-                else None,
+                compute_loss_func=weighted(list(weights.values())) if weights else None,
+                optimizer_cls_and_kwargs=None if config.bias_correction else uncorrected(arguments),
             )
     if trainer.is_fsdp_enabled:
         prepare_shards(trainer, model, config)
     if config.early_stopping_patience is not None:
-        trainer.add_callback(_early_stopping(config, task, regularizers))
-    trainer.task = task
+        metric, greater = best_score(config, task)
+        stopping = EarlyStopping(
+            metric,
+            greater_is_better=greater,
+            patience=config.early_stopping_patience,
+            threshold=config.early_stopping_threshold,
+            counts=partial(all_have_acted, regularizers),
+        )
+        trainer.add_callback(stopping)
     trainer.kinds = 2 if inputs.unlabeled and config.alternate == "batch" else 1
     trainer.run_identity = {
         EXAMPLES: examples_per_update(arguments),
@@ -191,20 +192,6 @@ def build_trainer(
     return trainer
 
 
-def _early_stopping(
-    config: RunConfig, task: Task, regularizers: Sequence[Regularizer]
-) -> EarlyStopping:
-    metric, greater = best_score(config, task)
-    assert config.early_stopping_patience is not None
-    return EarlyStopping(
-        metric,
-        greater_is_better=greater,
-        patience=config.early_stopping_patience,
-        threshold=config.early_stopping_threshold,
-        counts=partial(all_have_acted, regularizers),
-    )
-
-
 def _say_attention(
     regularizers: Sequence[Regularizer], loaded_with: str, attention: str, console: Console
 ) -> None:
@@ -217,12 +204,6 @@ def _say_attention(
     else:
         why = "transformers' choice for this model; no method needs another"
     say(console, f"attention: {attention} ({why})")
-
-
-def weighted_loss(task: Task, weights: Mapping[str, float]) -> Callable[..., Tensor]:
-    """The task loss with weights by class, or by label where a row has several."""
-    several = task.head.problem_type == "multi_label_classification"
-    return (LabelWeightedLoss if several else ClassWeightedLoss)(list(weights.values()))
 
 
 @contextmanager
