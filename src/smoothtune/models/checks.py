@@ -17,20 +17,13 @@ from smoothtune.files import RESULT, changed_file, read_json
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 MAX_BYTES = {"config.json": 10_000_000, "tokenizer.json": 500_000_000}
 MAX_BYTES |= {name: 200_000_000 for name in INDEXES}
-BITSANDBYTES = "bitsandbytes"
-MAX_LISTED = 5
-"""Weights that an error names."""
-MAX_SIZE = 2**31 - 1
-"""Of a number in a configuration, such as a width or a number of labels."""
+MAX_LISTED = 5  # weights that an error names
+MAX_SIZE = 2**31 - 1  # of a number in a configuration, such as a width or a number of labels
 
 
 @contextmanager
 def only_model_errors(what: str) -> Iterator[None]:
-    """Turn whatever a library raises while it reads a model's files into `ModelError`.
-
-    Args:
-        what: cannot be done, and with which model; begins the message.
-    """
+    """Turn whatever a library raises while it reads a model into ModelError: `what` failed."""
     try:
         yield
     except (ModelError, MemoryError):
@@ -69,11 +62,7 @@ def check_files(folder: str | Path) -> None:
 
 
 def check_recorded(folder: str | Path) -> None:
-    """Check that the files of a model that smoothtune trained are as it wrote them.
-
-    Raises:
-        ModelError: one was changed, or is missing.
-    """
+    """Raise ModelError unless the files of a model that smoothtune trained are as it wrote them."""
     try:
         record = read_json(Path(folder) / RESULT) or {}
     except OutputError:  # what else has this name is not ours
@@ -127,16 +116,18 @@ def check_config(
     for part in [config, *(getattr(config, name, None) for name in config.sub_configs)]:
         for field in ("_attn_implementation", "_experts_implementation"):
             kernel = getattr(part, field, None)
-            if not (kernel is None or (isinstance(kernel, str) and _is_built_in(kernel))):
-                if trust_remote_code and isinstance(kernel, str):
-                    continue
+            if isinstance(kernel, str):
+                accepted = trust_remote_code or kernel.replace("_", "").isalnum()
+            else:
+                accepted = kernel is None
+            if not accepted:
                 raise ModelError(
                     f"{where} sets {field.strip('_')} to {kernel!r}, code that is not part of "
                     "transformers: remove the field, or give --trust-remote-code if you trust it"
                 )
         quantization = getattr(part, "quantization_config", None)
         library = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if quantization is not None and not (adapter and library == BITSANDBYTES):
+        if quantization is not None and not (adapter and library == "bitsandbytes"):
             raise ModelError(
                 f"{where} has a quantization_config: quantized weights are not trained or "
                 "evaluated here; use the model in full precision, and frozen_weights: 4bit to "
@@ -153,10 +144,6 @@ def check_config(
             raise ModelError(f"{where}: {name} is {value}, too large; get the model again")
 
 
-def _is_built_in(implementation: str) -> bool:
-    return implementation.replace("_", "").isalnum()
-
-
 def refuse_new_weights(
     source: str, model: Any, missing: Collection[str], sizes: Mapping[str, Sequence[Any]]
 ) -> None:
@@ -168,8 +155,8 @@ def refuse_new_weights(
         source: where the files are.
         model: as it was loaded.
         missing: names of the weights that are in no file.
-        sizes: of weights that have another size, by name: the size in the file, and the model's,
-            if they are known.
+        sizes: of weights that have another size, by name: that in the file and the model's, if
+            known.
 
     Raises:
         ModelError: a weight below the head is new.
@@ -183,12 +170,10 @@ def refuse_new_weights(
     if not lacking and not wrong:
         return
     total = sum(name.startswith(inside) for name in names)
-    gaps = [f"lacks {name}" for name in lacking[:MAX_LISTED]]
-    gaps += [
-        f"has {name} of {_other_size(*sizes[name])}" for name in wrong[: MAX_LISTED - len(gaps)]
-    ]
-    if len(lacking) + len(wrong) > len(gaps):
-        gaps.append(f"and so on: {len(lacking) + len(wrong)} of {total} weights")
+    gaps = [f"lacks {name}" for name in lacking]
+    gaps += [f"has {name} of {_other_size(*sizes[name])}" for name in wrong]
+    if len(gaps) > MAX_LISTED:
+        gaps[MAX_LISTED:] = [f"and so on: {len(gaps)} of {total} weights"]
     raise ModelError(
         f"the weights of {source} do not fit its config.json. The file {'; '.join(gaps)}. These "
         "would be random: get the model again. If they are to be new, give allow_new_weights: true "

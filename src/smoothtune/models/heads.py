@@ -43,15 +43,10 @@ def order_outputs(
 def start_at_mean(
     model: PreTrainedModel, new_weights: Collection[str], scores: Iterable[float]
 ) -> bool:
-    """Set the bias of a new regression head to the mean of the training scores.
+    """Set the bias of a new regression head, of one output, to the mean of the training scores.
 
     From a bias of zero, reaching the mean takes many updates at usual learning rates, during which
     the gradients of all examples point the same way.
-
-    Args:
-        model: with one output.
-        new_weights: names of the newly initialized weights.
-        scores: of the training examples.
 
     Returns:
         Whether the head is new and has a bias; without one (GPT-2, Llama) nothing is changed.

@@ -30,12 +30,7 @@ from smoothtune.models.checks import (
     shard_names,
 )
 from smoothtune.models.heads import order_outputs
-from smoothtune.models.lora import (
-    ADAPTER_WEIGHTS,
-    Stored,
-    is_adapter,
-    stored_as,
-)
+from smoothtune.models.lora import ADAPTER_WEIGHTS, Stored, is_adapter, stored_as
 from smoothtune.models.paths import resolve_model_path
 from smoothtune.nn.hf_versions import mismatched_sizes
 from smoothtune.nn.low_bit import keep_unpacked
@@ -53,8 +48,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 class Base:
     """A pre-trained model's tokenizer and configuration, before a task is known."""
 
-    source: str
-    """Local folder or hub id that transformers loads."""
+    source: str  # local folder or hub id
     tokenizer: PreTrainedTokenizerBase
     config: PretrainedConfig
     trust_remote_code: bool
@@ -63,17 +57,16 @@ class Base:
 def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     """Find a model and load its tokenizer and configuration.
 
+    A tokenizer without a pad token pads with its end-of-text token; padding is on the right, where
+    a causal model's real tokens do not see it.
+
     Args:
         model: ``minilm``, a local folder, the name of one in ``$SMOOTHTUNE_MODELS``, or a hub id.
         trust_remote_code: run code that comes with the model.
 
-    Returns:
-        The base. A tokenizer without a pad token pads with its end-of-text token; padding is on
-        the right, where a causal model's real tokens do not see it.
-
     Raises:
-        ModelError: the model cannot be found, its configuration or tokenizer cannot be loaded, it
-            has no tokenizer (transformers makes an empty one), or the pad token has no embedding.
+        ModelError: model, configuration or tokenizer are missing or damaged, or the pad token has
+            no embedding.
     """
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(resolve_model_path(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
@@ -89,11 +82,9 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
             "that it was trained with into the folder, tokenizer.save_pretrained(FOLDER). A "
             "Trainer does so if it is given processing_class=tokenizer"
         )
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise ModelError(f"the tokenizer of {model!r} has neither a pad nor an end-of-text token")
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise ModelError(
-                f"the tokenizer of {model!r} has neither a pad nor an end-of-text token"
-            )
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= size:
         raise ModelError(
@@ -107,15 +98,9 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
 
 
 def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
-    """A model of the same architecture with random weights; its head is as wide as the task needs.
+    """A float32 model of the same architecture with random weights, and the names of all of them.
 
-    Args:
-        base: what `load_base` returned.
-        task: gives the type of head, the number and the names of the labels.
-        seed: of all weights; the global random state is unchanged.
-
-    Returns:
-        The model in float32, and the names of its weights, all of which are new.
+    Its head is as wide as the task needs; `seed` leaves the global random state unchanged.
 
     Raises:
         ModelError: transformers has no such model for the task.
@@ -127,20 +112,14 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
 
 
 def empty_classifier(base: Base, task: Task) -> PreTrainedModel:
-    """The model with a head for the task, without weights: on the meta device.
-
-    Raises:
-        ModelError: transformers has no such model for the task.
-    """
+    """The model with a head for the task, without weights: on the meta device."""
     with torch.device("meta"):
         return _with_head(base, task)
 
 
 def _with_head(base: Base, task: Task) -> PreTrainedModel:
-    fields = (
-        base.config.to_dict() | task.head.config() | {"pad_token_id": base.tokenizer.pad_token_id}
-    )
-    config = base.config.__class__.from_dict(fields)
+    padding = {"pad_token_id": base.tokenizer.pad_token_id}
+    config = type(base.config).from_dict(base.config.to_dict() | task.head.config() | padding)
     config.dtype = torch.float32
     with only_model_errors(f"the model {base.source} cannot be made"), quiet():
         model: PreTrainedModel = task.auto_model.from_config(
@@ -166,8 +145,8 @@ def load_classifier(
         task: gives the type of head, the number and the names of the labels.
         seed: of the new weights; the global random state is unchanged.
         frozen_weights: how weights are stored; what adapters train is made float32 by `add_lora`.
-        allow_new_weights: weights below the head may be missing in the files, or have another
-            size, and are then random.
+        allow_new_weights: weights below the head may be missing in the files, or have another size,
+            and are then random.
 
     Returns:
         The model, and the names of the newly initialized weights.
@@ -193,11 +172,7 @@ def load_classifier(
 
 
 def check_weights_fit(base: Base, task: Task) -> None:
-    """Check the names and sizes of the weights in a local folder; hub ids are not asked.
-
-    Raises:
-        ModelError: as `load_classifier`.
-    """
+    """Raise ModelError unless the weights of a local folder fit, by name and size."""
     if Path(base.source).is_dir():
         _from_files(base, task, allow_new_weights=False, device_map="meta")
 
@@ -272,11 +247,7 @@ def weights_fingerprint(source: str) -> str:
 
 
 def check_unchanged(source: str, before: str) -> None:
-    """Check that weights that have been loaded are those whose fingerprint was taken before.
-
-    Raises:
-        ModelError: they were replaced meanwhile, or are gone.
-    """
+    """Raise ModelError unless loaded weights still have the fingerprint that they had before."""
     if weights_fingerprint(source) != before:
         raise ModelError(
             f"the weights of {source} were changed while they were loaded: start again when they "
@@ -285,11 +256,7 @@ def check_unchanged(source: str, before: str) -> None:
 
 
 def check_weights_exist(source: str) -> None:
-    """Check that a local folder has a file of weights, or an index of them; hub ids are not asked.
-
-    Raises:
-        ModelError: it has none.
-    """
+    """Raise ModelError if a local folder has neither weights nor an index of them."""
     names = [name + suffix for name in WEIGHTS for suffix in ("", ".index.json")]
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in names):
@@ -299,13 +266,14 @@ def check_weights_exist(source: str) -> None:
 def _local_or_hub(model: str) -> str:
     folder = Path(os.path.expanduser(model))
     if os.path.isdir(folder):  # False for a name that is too long
-        if is_adapter(folder) and not (folder / "config.json").is_file():
+        has_config = (folder / "config.json").is_file()
+        if not has_config and is_adapter(folder):
             raise ModelError(
                 f"{folder} holds an adapter without the config.json of the model, which says what "
                 "its outputs are: save it there: model.get_base_model().config.save_pretrained("
                 f"{str(folder)!r})"
             )
-        if not (folder / "config.json").is_file():
+        if not has_config:
             raise ModelError(f"{folder} is no model folder: it has no config.json")
         return str(folder.resolve() if ".." in folder.parts else folder)
     if model.replace("_", "-").lower() == MINILM_PACKAGE:

@@ -49,11 +49,7 @@ class LoraSettings(BaseModel):
 
 
 def import_peft() -> Any:
-    """Import peft, an optional dependency.
-
-    Raises:
-        LoraError: it is not installed.
-    """
+    """Peft, an optional dependency; LoraError where it is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -105,7 +101,7 @@ def add_lora(
     *,
     seed: int,
 ) -> Any:
-    """Put adapters on a model and freeze the rest.
+    """Put adapters on a model and freeze the rest; returns a `PeftModel`.
 
     Args:
         model: a transformers model with a head for its task.
@@ -113,9 +109,6 @@ def add_lora(
         task_type: peft's name of the type of task; None: it has none.
         new_weights: names of the weights that are not pre-trained, which are trained in full.
         seed: of the adapters' initial values; the global random state is unchanged.
-
-    Returns:
-        The model inside a `PeftModel`.
 
     Raises:
         LoraError: peft is not installed, or the settings do not fit the model.
@@ -164,11 +157,7 @@ def _quiet_peft() -> Iterator[None]:
 
 
 def _refuse_absent(model: nn.Module, settings: LoraSettings) -> None:
-    """Refuse names that no module has, which peft leaves out in silence beside others.
-
-    Raises:
-        LoraError: names them.
-    """
+    """Refuse names that no module has, which peft leaves out in silence beside others."""
     paths = [f".{name}" for name, _ in model.named_modules()]
     targets = settings.target_modules if isinstance(settings.target_modules, list) else []
     if absent := [n for n in targets if not any(p.endswith(f".{n}") for p in paths)]:
@@ -181,15 +170,12 @@ def _refuse_absent(model: nn.Module, settings: LoraSettings) -> None:
 
 
 def _advice(model: nn.Module) -> str:
-    names = sorted({n.split(".")[-1] for n, m in model.named_modules() if _is_linear(m)})
+    linear = [n for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D")]
+    names = sorted({name.split(".")[-1] for name in linear})
     return (
         f"Set target_modules to layers of {type(model).__name__}, such as {', '.join(names)}, "
         "or to all-linear, without brackets"
     )
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return type(module).__name__ in ("Linear", "Conv1D")
 
 
 def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> set[str]:
@@ -221,10 +207,7 @@ def is_adapter(folder: str | Path) -> bool:
 def save(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write a plain model, or an adapter in peft's format with the model's ``config.json``.
 
-    Args:
-        model: the model.
-        folder: where to write it.
-        weights: whole ones by name, where the model has parts of them.
+    `weights` are whole ones by name, where the model has parts of them.
     """
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder, state_dict=weights)
@@ -247,8 +230,7 @@ def merged(model: Any) -> Any:
 def merged_copy(model: Any) -> Any:
     """The plain model in float32, its adapters merged; the model itself keeps them.
 
-    Args:
-        model: one with adapters; another is returned as it is.
+    A model without adapters is returned as it is.
 
     Raises:
         ValueError: the frozen weights are quantized.
@@ -277,8 +259,7 @@ def load_merged(
         The plain model, and the names of weights in neither the base model nor the adapter.
 
     Raises:
-        LoraError: peft or the adapter's weights are missing, or the base model is not named or
-            cannot be loaded.
+        LoraError: peft or weights are missing, or the base model is not named or cannot be loaded.
         ModelError: an index of the base model leads elsewhere.
     """
     peft = import_peft()

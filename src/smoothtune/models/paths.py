@@ -8,11 +8,7 @@ MODELS = "SMOOTHTUNE_MODELS"
 
 
 def resolve_model_path(name: str) -> str:
-    """The folder of a model that the folder of models has; a path, or any other name, as it is.
-
-    Args:
-        name: a local folder, the name of one in the folder of models, or a hub id.
-    """
+    """The folder of a model that the folder of models has; a path, or any other name, as it is."""
     folder = Path(os.path.expanduser(os.environ.get(MODELS, ""))) / name
     is_looked_up = os.environ.get(MODELS) and not os.path.exists(os.path.expanduser(name))
     return str(folder) if is_looked_up and os.path.isdir(folder) else name

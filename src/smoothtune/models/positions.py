@@ -30,15 +30,10 @@ def num_positions(model: nn.Module) -> int | None:
 
 
 def check_lengths(model: nn.Module, rows: Dataset, what: str = "the data") -> None:
-    """Check that a model has a position for every token of all rows.
-
-    Args:
-        model: the model.
-        rows: tokenized rows with `length` and `example_id`.
-        what: they are, for the error.
+    """Check that a model has a position for every token of tokenized rows.
 
     Raises:
-        ConfigError: a row is too long; the message says which `max_seq_length` cuts it.
+        ConfigError: a row of `what` is too long; the message says which `max_seq_length` cuts it.
     """
     limit = num_positions(model)
     lengths = numbers(rows, "length")
