@@ -51,7 +51,7 @@ COMMANDS = {
         "Run what a table or figure of a paper needs and draw it beside the printed numbers.",
     ),
     "tune": (
-        "tune",
+        "train",
         "Find out which method to use, how strong, and how to train, from the training rows alone.",
     ),
     "methods": (

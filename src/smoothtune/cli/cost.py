@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
@@ -45,15 +45,11 @@ class Price:
     """Memory beyond plain fine-tuning; None where it cannot be measured."""
 
     def row(self) -> list[str]:
-        """Method, ratio, range, seconds, extra memory."""
-        memory = self.extra_bytes
-        return [
-            self.method,
-            f"{self.ratio:.2f}",
-            f"{self.low:.2f}-{self.high:.2f}",
-            f"{self.seconds:.3g} ({self.plain_seconds:.3g})",
-            "" if memory is None else f"{memory / 2**20:+.0f} MiB",
-        ]
+        """Cells of a table."""
+        span = f"{self.low:.2f}-{self.high:.2f}"
+        seconds = f"{self.seconds:.3g} ({self.plain_seconds:.3g})"
+        memory = "" if self.extra_bytes is None else f"{self.extra_bytes / 2**20:+.0f} MiB"
+        return [self.method, f"{self.ratio:.2f}", span, seconds, memory]
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class Fit:
     """Why nothing was measured."""
 
     def row(self) -> list[str]:
-        """Method, checkpointing, peaks, largest batch."""
+        """Cells of a table."""
         peaks = [f"{rows}: {size / 2**30:.2f} GiB" for rows, size in self.peak_bytes.items()]
         unseen = self.largest_batch is None
         largest = "too small to measure: raise --batch" if unseen else str(self.largest_batch)
@@ -106,9 +102,8 @@ def price_list(
     prices = []
     for method, config in zip(methods, configs, strict=True):
         with as_config_error():
-            cost = measure_step_cost(
-                classifier, config.regularizers(), batches, memory=measurable()
-            )
+            regularizers = config.regularizers()
+            cost = measure_step_cost(classifier, regularizers, batches, memory=measurable())
         times = (cost.ratio, min(cost.ratios), max(cost.ratios), cost.seconds, cost.plain_seconds)
         memory = None
         if cost.methods_memory is not None and cost.plain_memory is not None:
@@ -126,19 +121,11 @@ def batches_that_fit(
     budget: int,
     frozen_weights: str | None = None,
 ) -> list[Fit]:
-    """The largest batch of each method within a budget of memory, for `smoothtune cost --budget`.
+    """The largest batch of each method within a `budget` in bytes, for `smoothtune cost --budget`.
 
     Every row is measured in a process of its own, without and with gradient checkpointing, at
-    `batch_size` rows and at twice as many.
-
-    Args:
-        methods: as of `price_list`.
-        model: as of `price_list`.
-        lora: as of `price_list`.
-        batch_size: B, the smaller batch that is measured.
-        length: T.
-        budget: bytes.
-        frozen_weights: how the weights that adapters leave frozen are stored.
+    `batch_size` rows and at twice as many. `frozen_weights` is how weights that adapters leave
+    frozen are stored; the other arguments are those of `price_list`.
 
     Raises:
         ConfigError: as `price_list`; or memory cannot be measured here.
@@ -151,38 +138,29 @@ def batches_that_fit(
     fits = []
     for method, config in zip(methods, configs, strict=True):
         for checkpointing in (False, True):
-            row = Fit(method, checkpointing)
+            job = (config, model, batch_size, length, checkpointing)
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 try:
-                    job = (config, model, batch_size, length, checkpointing)
                     peak = pool.submit(_measured, *job).result()
                 except (BrokenProcessPool, torch.OutOfMemoryError):
                     why = f"too little memory for {2 * batch_size} rows: lower --batch"
-                    row = replace(row, refused=why)
+                    fit = Fit(method, checkpointing, refused=why)
                 except ModelError:
                     raise
                 except ValueError as error:
-                    row = replace(row, refused=" ".join(str(error).split()))
+                    fit = Fit(method, checkpointing, refused=" ".join(str(error).split()))
                 else:
                     if isinstance(peak, list):
                         raise ConfigError(peak)
                     sizes = {str(rows): size for rows, size in peak.bytes_by_rows.items()}
-                    largest = peak.largest_batch(budget)
-                    row = replace(row, peak_bytes=sizes, largest_batch=largest)
-            fits.append(row)
+                    fit = Fit(method, checkpointing, sizes, peak.largest_batch(budget))
+            fits.append(fit)
     return fits
 
 
 def _device() -> torch.device:
     """Where `smoothtune train` trains."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _check_length(model: nn.Module, length: int) -> None:
-    limit = num_positions(model)
-    if limit is not None and length > limit:
-        message = f"the model has {limit} positions: set it to {limit} or less"
-        raise ConfigError([Problem("--length", "", message)])
 
 
 def _configured(method: str, lora: Any = None, frozen_weights: str | None = None) -> RunConfig:
@@ -198,7 +176,10 @@ def _loaded(config: RunConfig, model: str, length: int) -> Any:
     classifier, new = load_classifier(
         load_base(model), task, seed=0, frozen_weights=config.frozen_weights
     )
-    _check_length(classifier, length)
+    limit = num_positions(classifier)
+    if limit is not None and length > limit:
+        message = f"the model has {limit} positions: set it to {limit} or less"
+        raise ConfigError([Problem("--length", "", message)])
     if config.lora is None:
         return classifier
     return add_lora(classifier, config.lora, task.peft_type, new, seed=0)

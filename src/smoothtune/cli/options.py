@@ -36,35 +36,20 @@ class Workers(Fields):
 
 
 def one_file(file: Path | None, config: Path | None) -> Path | None:
-    """The run file, which is an argument or that of ``--config``.
-
-    Raises:
-        ConfigError: it is both.
-    """
+    """The run file, which is an argument or that of ``--config``, not both."""
     if file and config:
         message = "name the run file once, as an argument or with --config"
         raise ConfigError([Problem("", "", message)])
     return file or config
 
 
-def methods_option(text: str) -> Any:
-    """An option for methods with their fields, see `repeatable`."""
-    return repeatable("NAME[:FIELD=VALUE,...]", text, METHOD)
-
-
 def options_from(
     settings: type[BaseModel], *names: str, but: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command an option for every field of settings.
+    """Give a command an option for every field of settings, or for `names` alone; none for `but`.
 
-    Args:
-        settings: the class with the fields.
-        names: only these fields; none: all.
-        but: fields without an option.
-
-    Returns:
-        A decorator. The command gets a mapping of the options that the user gave: others are not in
-        it, so that a default never replaces a value from a file.
+    The command gets a mapping of the options that the user gave: others are not in it, so that a
+    default never replaces a value from a file.
     """
     fields = {
         name: field
@@ -106,6 +91,11 @@ def repeatable(metavar: str, text: str, panel: Panel) -> Any:
     return typer.Option(metavar=metavar, help=text, rich_help_panel=panel.title)
 
 
+def methods_option(text: str) -> Any:
+    """An option for methods with their fields, see `repeatable`."""
+    return repeatable("NAME[:FIELD=VALUE,...]", text, METHOD)
+
+
 def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.Parameter:
     """The option of a field; its value is None unless the user gives it."""
     type_ = without_none(field.annotation)
@@ -113,13 +103,15 @@ def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.P
     flag = "--" + name.replace("_", "-")
     single = is_list and name.removesuffix("s") not in settings.model_fields
     flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if single else [flag]))
-    is_tuple = get_origin(type_) is tuple
+    metavar = "FIELD=VALUE,..." if fields else None
+    if get_origin(type_) is tuple:  # typed in one, as 2,4,8 or rte,cola
+        metavar = "NAME,..." if get_args(type_)[0] is str else "NUMBER,..."
     if type_ is bool:  # what a file turns on, or what is on by default, can be turned off
         flags = [f"{flag}/--no-{flag.removeprefix('--')}"]
     option = typer.Option(
         *flags,
         help=_help(field, type_),
-        metavar="FIELD=VALUE,..." if fields else _metavar(type_) if is_tuple else None,
+        metavar=metavar,
         rich_help_panel=next((m.title for m in field.metadata if isinstance(m, Panel)), None),
     )
     plain = list[str] if is_list else type_ if type_ in (bool, int, float) else str
@@ -129,11 +121,6 @@ def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.P
         default=None,
         annotation=Annotated[plain | None, option],
     )
-
-
-def _metavar(type_: Any) -> str:
-    """How several values are typed in one: ``2,4,8`` or ``rte,cola``."""
-    return "NAME,..." if get_args(type_)[0] is str else "NUMBER,..."
 
 
 def _help(field: FieldInfo, type_: Any) -> str:

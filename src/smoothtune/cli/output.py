@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smoothtune.cli.signals import STOPPED
+from smoothtune.console import plain_text
 from smoothtune.errors import (
     ConfigError,
     DataError,
@@ -52,7 +53,7 @@ def errors_as_exit_codes() -> Iterator[None]:
         fail(f"out of memory ({why}): take fewer rows at once, or a machine with more", FAILED)
     except Stopped as error:
         resume = "--resume-from-checkpoint"
-        again = command_line(*[resume] * (resume in str(error)))
+        again = command_line(resume) if resume in str(error) else command_line()
         fail(f"{error}\n{again}", STOPPED)
 
 
@@ -105,8 +106,6 @@ def show_method(method: Any) -> None:
 
 def show_rows(titles: list[str], rows: list[list[str]]) -> None:
     """Print a table in a terminal, tab-separated lines elsewhere."""
-    from smoothtune.console import plain_text  # imports transformers
-
     console = output_console()
     if not console.is_terminal:
         for row in rows:

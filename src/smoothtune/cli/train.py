@@ -1,7 +1,9 @@
-"""The command `train`."""
+"""The commands `train` and `tune`."""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -12,6 +14,7 @@ from smoothtune.cli.options import (
     DRY_RUN,
     FILE,
     SET,
+    Workers,
     methods_option,
     one_file,
     options_from,
@@ -21,15 +24,29 @@ from smoothtune.cli.output import (
     JSON,
     command_line,
     echo,
+    errors_as_exit_codes,
     fail,
     output_console,
     print_json,
+    typed_command,
 )
 from smoothtune.cli.processes import errors_of_all, prints, several
+from smoothtune.config.draft import from_options
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
-from smoothtune.config.tuning import Tune, load_auto
+from smoothtune.config.tuning import (
+    DEFAULT_METHODS,
+    NOT_OFFERED,
+    Tune,
+    TuneSettings,
+    load_auto,
+    load_tune,
+)
 from smoothtune.errors import ConfigError, Problem
+
+
+def _of_compare(text: str) -> Any:
+    return typer.Option(min=1, help=text, rich_help_panel=METHOD.title)
 
 
 @options_from(RunConfig, but=["methods"])
@@ -51,19 +68,9 @@ def train(
             "Train this as well, and plain, each with --seeds, and show the comparison."
         ),
     ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of seeds of --compare.  [default: 3]", rich_help_panel=METHOD.title
-        ),
-    ] = None,
+    seeds: Annotated[int | None, _of_compare("Number of seeds of --compare.  [default: 3]")] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Runs of --compare at once; default: by cores and memory.",
-            rich_help_panel=METHOD.title,
-        ),
+        int | None, _of_compare("Runs of --compare at once; default: by cores and memory.")
     ] = None,
     dry_run: DRY_RUN = False,
     resume_from_checkpoint: Annotated[
@@ -81,14 +88,13 @@ def train(
             _refuse(f"{option} runs in one process: start it without torchrun or accelerate launch")
         console = output_console(as_json=as_json)
         arguments = (one_file(file, config), set_ or (), options, method or ())
+        search = None if compare else load_auto(*arguments)
+        run = search.run if search else load_config(*arguments)
         if compare:
-            run = load_config(*arguments)
             content = _compare(run, compare, seeds or 3, jobs, console, dry_run=dry_run)
-        elif search := load_auto(*arguments):
-            run = search.run
+        elif search:
             content = _search(search, console, resume=resume_from_checkpoint, dry_run=dry_run)
         else:
-            run = load_config(*arguments)
             content = _train(run, console, resume=resume_from_checkpoint, dry_run=dry_run)
     if not prints():
         return
@@ -155,3 +161,47 @@ def _compare(
     if failed := failed_runs(content):
         fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
     return content
+
+
+class TuneOptions(TuneSettings, RunConfig, Workers):
+    """All fields that a search takes, and how many trainings run at once."""
+
+
+@options_from(TuneOptions, but=NOT_OFFERED | {"overwrite_output_dir"})
+def tune(
+    options: dict[str, Any],
+    *,
+    file: FILE = None,
+    method: Annotated[
+        list[str] | None,
+        methods_option(
+            "Method to try beside plain; repeat for several. Fields given here are not searched.  "
+            f"[default: {', '.join(DEFAULT_METHODS)}]"
+        ),
+    ] = None,
+    config: CONFIG = None,
+    set_: SET = None,
+    dry_run: DRY_RUN = False,
+    as_json: JSON = False,
+) -> None:
+    """Search, and print what to use."""
+    with errors_as_exit_codes():
+        where = {name: options.pop(name) for name in Workers.model_fields if name in options}
+        workers = from_options(Workers, where)
+        search = load_tune(one_file(file, config), set_ or (), options, method or ())
+        from smoothtune.tune.run import run_tune
+
+        content = run_tune(
+            search,
+            **workers.model_dump(),
+            dry_run=dry_run,
+            console=output_console(as_json=as_json),
+            command=typed_command(),
+        )
+    if dry_run:
+        return
+    folder = Path(search.run.output_dir)
+    echo(f"{folder / 'report.html'} is written; to train on all training rows:", err=as_json)
+    echo(f"smoothtune train {shlex.quote(str(folder / 'best.yaml'))}", err=as_json)
+    if as_json:
+        print_json(content)
