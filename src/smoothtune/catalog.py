@@ -1,13 +1,12 @@
 """What can be said of methods and tasks without importing torch: ``catalog.json``.
 
-`make docs` writes it from the methods' and tasks' own files; a test fails while it is stale. So the
-command line lists methods, and finds misspelled names and fields, at once.
+`make docs` writes it from the methods' and tasks' own files; a test fails while it is stale.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
@@ -64,10 +63,6 @@ class MethodDescription:
     lowers: list[str]
     """Quantities it is about, see `smoothtune.core.quantities`."""
     fields: list[FieldDescription]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 @cache

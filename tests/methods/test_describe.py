@@ -22,7 +22,7 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][0]["name"] == "p"
+    assert found.fields[0].name == "p"
 
 
 def test_fields():

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 METHOD, TITLE = "vat", "VAT"
 STOPPED = "stopped by a signal; the demo keeps nothing and starts from the beginning"
 SEEDS = (1, 2, 3)
-CHANGE = 0.02
-"""Size of a small change, as a part of the norm of a sentence's embeddings."""
-MEASURED_ROWS, NUM_STEPS = 50, 3
-"""Validation sentences whose worst change is sought, and steps of that search."""
+CHANGE = 0.02  # size of a small change, as a part of the norm of a sentence's embeddings
+MEASURED_ROWS = 50  # validation sentences whose worst change is sought
+NUM_STEPS = 3  # of that search
 SETTINGS = {
     "task": "demo",
     "text_columns": ["sentence"],
@@ -141,22 +140,16 @@ def _measured(
             fail(f"{run.method} with seed {run.seed}: {run.status}: {run.message}", FAILED)
     say(console, f"Looking for the worst change of {len(rows)} sentences by {CHANGE:.0%} ...")
     sentences = [row["sentence"] for row in rows]
-    shown: list[Shown] = []
     with signals.ending(STOPPED), quiet():
-        shown += [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
-    return shown
+        return [Shown(run, moved_by_worst(model, sentences)) for model, run in runs.items()]
 
 
 def moved_by_worst(folder: Path, sentences: list[str]) -> float:
     """How far the worst small change of a sentence moves a predicted probability.
 
-    Args:
-        folder: of a model.
-        sentences: to change.
-
     Returns:
         Mean over the sentences of half the sum over classes of |p(x + delta) - p(x)|, in [0, 1];
-        delta has a norm of `CHANGE` times that of the sentence's embeddings.
+            delta has a norm of `CHANGE` times that of the sentence's embeddings.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -175,7 +168,6 @@ def moved_by_worst(folder: Path, sentences: list[str]) -> float:
 
 
 def _show(console: Console, shown: Sequence[Shown]) -> None:
-    """A table and one sentence."""
     plain, other = ([each for each in shown if each.run.method == m] for m in ("plain", METHOD))
     table = Table(f"mean of {len(plain)} seeds", "plain", TITLE)
     rows: dict[str, tuple[Callable[[Shown], float], int]] = {

@@ -109,7 +109,6 @@ def evaluate(
 
 
 def _other_files(content: dict[str, Any], *, plots: bool, examples: bool) -> list[str]:
-    """The other files of an evaluation."""
     curves = sum(len(part["curves"]) for part in content["parts"].values())
     files = ["predictions.csv", *["examples.json"] * examples]
     if not curves:
@@ -132,14 +131,12 @@ def report(
 
         runs = [_name_and_folder(text) for text in folders]
         names = {folder: name for name, folder in runs if name}
-        no_plots = write_report(
-            [folder for _, folder in runs], to, names=names, overwrite=overwrite
-        )
+        paths = [folder for _, folder in runs]
+        no_plots = write_report(paths, to, names=names, overwrite=overwrite)
     echo(f"{to} is written" + f", without figures: {no_plots}" * bool(no_plots))
 
 
 def _name_and_folder(text: str) -> tuple[str, Path]:
-    """A folder, with the name it is to have in the report."""
     name, _, folder = text.partition("=")
     if not folder or Path(text).is_dir():  # a folder's name may hold the sign
         return "", Path(text)
@@ -166,12 +163,7 @@ def predict(
 
 
 def _refuse_foreign(settings: Settings | Prediction, command: Sequence[str]) -> None:
-    """End with the command that works, if a model records no task and is not described.
-
-    Args:
-        settings: of the evaluation or the prediction.
-        command: what was typed.
-    """
+    """End with the command that works, if a model records no task and is not described."""
     from smoothtune.evaluation.foreign import missing_options
 
     if not (missing := missing_options(settings)):

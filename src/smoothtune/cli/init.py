@@ -38,15 +38,12 @@ per_device_train_batch_size: 16
 seed: 42
 output_dir: {output_dir}
 """
-OVERRIDES = (
+OVERRIDES = (  # fields that may be given in place of a guess
     *("text_columns", "label_column", "task_type", "label_type", "label_separator", "sep"),
     *("encoding", "merge_labels", "drop_missing", "model"),
 )
-"""Fields that may be given in place of a guess."""
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f]")
-SHOWN = 4
-"""Values of a column that are shown."""
-SHOWN_CLASSES = 20
+SHOWN, SHOWN_CLASSES = 4, 20  # values of a column
 
 
 @options_from(RunFields, *OVERRIDES)
@@ -80,17 +77,13 @@ def init(
 
 
 def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Fields of a run that trains on the data; `notes` gets what to tell about the guess.
-
-    Raises:
-        ConfigError: options are wrong, or a column must be named.
-        DataError: the data cannot be read, or must be mended.
-    """
+    """Fields of a run that trains on the data; `notes` gets what to tell about the guess."""
     from smoothtune.data.csv_format import no_header
-    from smoothtune.data.sources import has_types, load_splits
+    from smoothtune.data.sources import fitting_form, has_types, load_splits
     from smoothtune.tasks.guess import guess, with_types
 
-    form, typed = _form(data, options), not has_types(data)
+    form = {name: options[name] for name in ("sep", "encoding") if name in options}
+    form, typed = fitting_form(data, **form) | form, not has_types(data)
     splits = load_splits(data, **form)
     rows = splits["train"]
     _check_columns(options, rows.column_names)
@@ -116,26 +109,14 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
     return fields
 
 
-def _form(data: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Separator and encoding of CSV files, as given or as they fit."""
-    from smoothtune.data.sources import fitting_form
-
-    form = {name: options[name] for name in ("sep", "encoding") if name in options}
-    return fitting_form(data, **form) | form
-
-
 def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse columns that are not there.
-
-    Raises:
-        ConfigError: names the option and the columns.
-    """
-    requested = {"--text-column": options.get("text_columns", ())}
-    requested["--label-column"] = [options["label_column"]] if "label_column" in options else []
+    """Refuse columns that are not there."""
+    requested = [("--text-column", name) for name in options.get("text_columns", ())]
+    if "label_column" in options:
+        requested.append(("--label-column", options["label_column"]))
     problems = [
         Problem(option, "", unknown("column", name, names, ""))
-        for option, columns in requested.items()
-        for name in columns
+        for option, name in requested
         if name not in names
     ]
     if problems:
@@ -159,7 +140,7 @@ def _fields_of_guess(guess: Guess, options: Mapping[str, Any], notes: list[str])
         fields[name] = value
         shown = ", ".join(value) if isinstance(value, list) else value
         shown = repr(value) if name == "label_separator" else shown
-        zero_or_one = ", 0 or 1 each" if name == "label_columns" else ""
+        zero_or_one = ", 0 or 1 each" * (name == "label_columns")
         notes.append(f"guessed {titles.get(name, name)}: {shown}{zero_or_one}")
     if guess.more_texts:
         pair = f"--text-column {shlex.quote(guess.text_columns[0])} --text-column NAME"
@@ -173,17 +154,12 @@ def _fields_of_guess(guess: Guess, options: Mapping[str, Any], notes: list[str])
 
 
 def _few(values: Sequence[str]) -> str:
-    """The number of values, and the first of them."""
     shown = ", ".join(values[:SHOWN]) + ", ..." * (len(values) > SHOWN)
     return f"{counted(len(values), 'value')}: {shown}"
 
 
 def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse data in which no column is likely to hold what a run needs.
-
-    Raises:
-        ConfigError: names the option that says the column, and the columns.
-    """
+    """Refuse data in which no column is likely to hold what a run needs."""
     task_type = fields.get("task_type", DEFAULT_TASK_TYPE)
     if described_task_types()[task_type].text_columns:
         return
@@ -200,13 +176,7 @@ def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """What else a run needs to train on the data: the first of a few changes with which it does.
-
-    Raises:
-        ConfigError: the fields do not go together.
-        DataError: none of the changes helps; with what is wrong without them.
-        ModelError: minilm is to be trained, and is not installed.
-    """
+    """What else a run needs to train on the data: the first of a few changes with which it does."""
     from smoothtune.config.run import load_config
     from smoothtune.config.task import configured_task
     from smoothtune.data.missing import left_out_message
@@ -248,7 +218,7 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         more = f" and {len(names) - SHOWN_CLASSES} more" * (len(names) > SHOWN_CLASSES)
         classes = f"classes {', '.join(names[:SHOWN_CLASSES])}{more}"
         scores = "scores, so the task is a regression"
-        notes.append(f"guessed labels: {scores if not task.label_names else classes}")
+        notes.append(f"guessed labels: {classes if task.label_names else scores}")
         if len(names) > len(splits["train"]) / 2:
             few = f"{len(names)} classes of {counted(len(splits['train']), 'row')}"
             notes.append(f"{few} cannot be learned; name another column with --label-column")

@@ -47,7 +47,6 @@ def end_on_signals() -> None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported."""
     while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame is not None

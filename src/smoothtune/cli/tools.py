@@ -57,7 +57,7 @@ def methods(
     else:
         fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
     if as_json:
-        print_json(description.as_dict() | {"measured": evidence})
+        print_json(asdict(description) | {"measured": evidence})
     else:
         show_method(description)
         if evidence:
@@ -82,15 +82,14 @@ GROUPS: dict[MethodGroup, str] = {
 
 def _list_methods(*, as_json: bool) -> None:
     """Print the methods, by what they do."""
+    names = known_methods()
     if as_json:
-        each = [
-            described(name).as_dict() | {"measured": measured(name)} for name in known_methods()
-        ]
+        each = [asdict(described(name)) | {"measured": measured(name)} for name in names]
         print_json({"methods": each})
         return
     for group, title in GROUPS.items():
         echo(f"{title}:")
-        for method in map(described, known_methods()):
+        for method in map(described, names):
             if method.group == group:
                 echo(f"  {method.name:<16} {method.summary} ({method.step})")
                 if line := measured(method.name):

@@ -102,7 +102,6 @@ def _inspect(file: Path, run: RunConfig) -> list[Exception]:
 
 
 def _check_study(file: Path, *, fields_only: bool) -> list[str]:
-    """What the file of a study holds, by scale."""
     scales: list[str | None] = [*scales_of(file)]
     studies = []
     for scale in scales or [None]:

@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -17,7 +18,7 @@ def catalog_of_methods() -> dict[str, Any]:
     """What ``catalog.json`` holds of every method."""
     return {
         name: {
-            "description": describe(cls).as_dict(),
+            "description": asdict(describe(cls)),
             "clips_gradients": cls.declared.clips_gradients,
         }
         for name, cls in METHODS.items()
