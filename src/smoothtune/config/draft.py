@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 from smoothtune.config.yaml_file import parse_yaml, read_yaml
 from smoothtune.errors import ConfigError, Location, Problem, dotted, message_of
 
+# ``module:Class`` and fields; names of fields begin with a small letter
 _OF_OTHERS = re.compile(r"\s*([\w.]+:[A-Z]\w*)\s*(?::(.*))?$")
-"""``module:Class`` and fields; names of fields begin with a small letter."""
+# what pydantic calls a member of a union in a location, such as ``list[constrained-float]``
 _MEMBER = re.compile(r"[\w-]+\[.*\]|constrained-\w+")
-"""What pydantic calls a member of a union in a location, such as ``list[constrained-float]``."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -115,10 +115,7 @@ class Draft:
         return fields
 
     def parse_method(self, spec: str, origin: str) -> dict[str, Any]:
-        """Read ``lnsr:weight=2`` as ``{"name": "lnsr", "weight": 2}``.
-
-        The name may be ``module:Class``.
-        """
+        """Read ``lnsr:weight=2``, or ``module:Class:...``, as ``{"name": "lnsr", "weight": 2}``."""
         match = _OF_OTHERS.match(spec)
         name, _, text = (match[1], "", match[2] or "") if match else spec.partition(":")
         fields = self.parse_fields(text, f"methods.{name}", origin)
@@ -140,11 +137,7 @@ class Draft:
                 self.report((name,), message)
 
     def validated(self, model: type[Model], values: Mapping[str, Any] | None = None) -> Model:
-        """Validate the values, or `values` in their place, as settings.
-
-        Raises:
-            ConfigError: they are invalid; with all problems found so far.
-        """
+        """Validate the values, or `values`, as settings; ConfigError with all problems so far."""
         try:
             return model.model_validate(self.values if values is None else values)
         except ValidationError as error:

@@ -33,8 +33,8 @@ PartName = Literal[
 ]
 """The optional parts; the task's metrics are always computed."""
 OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
+# becomes part of file names, and stands before AFTER
 OOD_NAME = re.compile(rf"(?!.*{AFTER})\w[\w. -]{{0,60}}")
-"""The name of another data set becomes part of file names, and stands before `AFTER`."""
 
 
 @dataclass(
@@ -193,7 +193,6 @@ def load_settings(
 
 
 def _put_other_data_sets(draft: Draft, ood: Sequence[str], ood_set: Sequence[str]) -> None:
-    """Set the fields of every other data set."""
     data_sets: dict[str, dict[str, Any]] = {}
     draft.put("ood", data_sets, "--ood")
     for text in ood:

@@ -1,8 +1,4 @@
-"""Fields and types that the settings of runs, evaluations and studies share.
-
-Nothing here imports torch: the command line makes its options from these classes before it knows
-which command will run.
-"""
+"""Fields and types that settings share; nothing here imports torch, as options are made of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of a run beyond its fields' types: methods, task, and what needs or excludes what.
-
-All but `check_methods`, which asks the methods' classes, need no torch.
-"""
+"""Checks of a run beyond its fields' types; all but `check_methods` need no torch."""
 
 from __future__ import annotations
 
@@ -16,10 +13,8 @@ from smoothtune.config.draft import Draft
 from smoothtune.errors import ConfigError, Location, unknown
 
 BEST = ("load_best_model_at_end", "early_stopping_patience")
-AUTO = "auto"
-"""In the place of a method: `smoothtune train` tunes first."""
-TUNE = "tune"
-"""The folder of a search within that of a run."""
+AUTO = "auto"  # in the place of a method: `smoothtune train` tunes first
+TUNE = "tune"  # the folder of a search within that of a run
 
 
 def name_methods(draft: Draft) -> None:
@@ -27,15 +22,13 @@ def name_methods(draft: Draft) -> None:
     value = draft.values.get("methods", {"plain": None})
     origins = {at: origin for at, origin in draft.origins.items() if at[0] == "methods"}
     methods: dict[str, dict[str, Any]] = {}
-    items: list[tuple[Location, Any, Any]]
+    items: list[tuple[Location, Any, Any]] = []
     if isinstance(value, Mapping):
         items = [(("methods", name), name, fields) for name, fields in value.items()]
-    else:
-        items = []
-        for index, item in enumerate(value if isinstance(value, list) else [value]):
-            fields = dict(item) if isinstance(item, Mapping) else {}
-            name = fields.pop("name", None) if isinstance(item, Mapping) else item
-            items.append((("methods", index), name, fields))
+        value = []
+    for index, item in enumerate(value if isinstance(value, list) else [value]):
+        fields = dict(item) if isinstance(item, Mapping) else {"name": item}
+        items.append((("methods", index), fields.pop("name", None), fields))
     for location, name, fields in items:
         if not isinstance(name, str):
             draft.report(location, "is not a method; write a name, or a mapping with name: NAME")

@@ -69,10 +69,8 @@ class RunConfig(RunFields):
     ) -> dict[str, Any]:
         """The fields as files and records show them: without those that say nothing of this run.
 
-        Args:
-            include: only these fields; None: all.
-            exclude_unset: leave out what was not given. A default that was given stays: it may be
-                another one than that of the type of task.
+        `exclude_unset` leaves out what was not given. A default that was given stays: it may be
+        another one than that of the type of task.
         """
         return self.model_dump(
             mode="json", include=include, exclude=self._silent(), exclude_unset=exclude_unset
@@ -115,11 +113,7 @@ def load_config(
 
 
 def check_draft(draft: Draft) -> None:
-    """Check of a run what can be checked without importing torch.
-
-    Raises:
-        ConfigError: with all problems found so, each with file, line and field.
-    """
+    """Check of a run what can be checked without importing torch; ConfigError with all problems."""
     check_names(draft)
     check_task(draft)
     check_combinations(draft)
@@ -133,11 +127,7 @@ def read_draft(
     options: Mapping[str, Any] | None = None,
     methods: Sequence[str] = (),
 ) -> Draft:
-    """The fields of a run before they are checked; arguments as `load_config`.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """The fields of a run before they are checked; arguments and errors as `load_config`."""
     draft = Draft(file or "")
     if file is not None:
         draft.read()

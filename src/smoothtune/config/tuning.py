@@ -32,12 +32,7 @@ three cost nothing."""
 SEARCHED = ("methods", "learning_rate", "num_train_epochs", "max_steps")
 """Fields of a run that a search sets itself."""
 UNLABELED = ("unlabeled", "max_unlabeled_samples", "alternate")
-CHECKPOINT = (
-    *BEST,
-    "metric_for_best_model",
-    "greater_is_better",
-    "early_stopping_threshold",
-)
+CHECKPOINT = (*BEST, "metric_for_best_model", "greater_is_better", "early_stopping_threshold")
 NOT_OFFERED = {*SEARCHED, *UNLABELED, *CHECKPOINT, "cost_steps"}
 """Fields of a run that `smoothtune tune` has no option for."""
 
@@ -166,16 +161,10 @@ def load_auto(
     options: Mapping[str, Any] | None = None,
     methods: Sequence[str] = (),
 ) -> Tune | None:
-    """The search that the method ``auto`` of a run asks for; arguments as `load_config`.
+    """The search that the method ``auto`` of a run asks for; None where no method is ``auto``.
 
-    Fields of ``auto`` are those of `TuneSettings`, and ``methods``. A learning rate or a number of
-    epochs that the run says is not searched.
-
-    Returns:
-        The search; None where no method is ``auto``.
-
-    Raises:
-        ConfigError: with all problems, each with file, line and field.
+    Arguments and errors are those of `load_config`. Fields of ``auto`` are those of `TuneSettings`,
+    and ``methods``. A learning rate or a number of epochs that the run says is not searched.
     """
     draft = read_draft(file, overrides, options, methods)
     name_methods(draft)
@@ -212,12 +201,10 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     """A search from the fields of its run and its own settings."""
     if draft.values.get("max_steps", -1) != -1:
         draft.report(("max_steps",), "does not go with a search over epochs; leave it out")
-    message = "does not work with a search yet; leave it out"
-    draft.refuse(message, *UNLABELED)
+    draft.refuse("does not work with a search yet; leave it out", *UNLABELED)
     message = "would choose a checkpoint by the rows that a trial is scored on; leave it out"
     draft.refuse(message, *BEST)
-    message = "would spoil the labels that are searched on; leave it out"
-    draft.refuse(message, "label_noise")
+    draft.refuse("would spoil the labels that are searched on; leave it out", "label_noise")
     chosen_by_user = "methods" in draft.values
     if not chosen_by_user:
         draft.values["methods"] = list(DEFAULT_METHODS)

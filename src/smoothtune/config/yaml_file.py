@@ -1,9 +1,8 @@
 """Strict YAML for run files: plain data with line numbers, and all problems of the file.
 
-PyYAML's safe loader reads ``1e-5`` as text, ``no`` as False, and keeps the last of two equal keys
-without a word. Here scalars follow YAML 1.2's core schema (only ``true`` and ``false`` are
-booleans, ``1e-5`` is a number), equal keys are a problem, and so are anchors, aliases and tags,
-which a run file does not need and which can expand without bound or run code.
+PyYAML's safe loader reads ``1e-5`` as text, ``no`` as False, and keeps the last of two equal keys.
+Here scalars follow YAML 1.2's core schema. Equal keys are a problem, and so are anchors, aliases
+and tags, which can expand without bound or run code.
 """
 
 import re
@@ -18,8 +17,7 @@ from smoothtune.errors import Location, Problem, dotted
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 _OF_ROWS = (".csv", ".tsv", ".xlsx", ".jsonl", ".parquet")
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""What no path and no file of text can hold."""
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what no path and no file of text can hold
 
 
 @dataclass
@@ -54,35 +52,27 @@ for _tag, _pattern, _first in (
 
 
 def read_yaml(path: str | Path) -> Document:
-    """Read a YAML file.
-
-    Args:
-        path: the file, UTF-8, at most ``MAX_BYTES`` long.
-
-    Returns:
-        The document; an unreadable file is one of its problems.
-    """
+    """Read a YAML file in UTF-8; an unreadable file is one of the document's problems."""
     path = Path(path)
+    where = str(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if path.suffix.lower() in _OF_ROWS:
             message = f"holds rows and is no run file; one is written by: smoothtune init {path}"
-            return Document(problems=[Problem(str(path), "", message)])
-        text = raw.decode("utf-8-sig")
+        elif len(raw) > MAX_BYTES:
+            message = f"is longer than {MAX_BYTES:,} bytes, too long for a run file"
+        else:
+            return parse_yaml(raw.decode("utf-8-sig"), name=where)
     except IsADirectoryError:
         message = f"is a folder; name the run file, such as {path / 'run.yaml'}"
-        return Document(problems=[Problem(str(path), "", message)])
     except OSError as error:
-        return Document(problems=[Problem(str(path), "", f"cannot be read: {error.strerror}")])
+        message = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
+        where = f"{path}:{line}"
         message = f"is not UTF-8 (byte {error.start}); save it as UTF-8"
-        return Document(problems=[Problem(f"{path}:{line}", "", message)])
-    if len(raw) > MAX_BYTES:
-        message = f"is longer than {MAX_BYTES:,} bytes, too long for a run file"
-        return Document(problems=[Problem(str(path), "", message)])
-    return parse_yaml(text, name=str(path))
+    return Document(problems=[Problem(where, "", message)])
 
 
 def parse_yaml(text: str, *, name: str) -> Document:
@@ -114,7 +104,7 @@ def _forbidden_syntax(text: str, name: str) -> list[Problem]:
             anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
             if anchor:
                 message = f"anchors and aliases (&{anchor}, *{anchor}) are not allowed"
-                problems.append(Problem(where, "", message + "; write the value out"))
+                problems.append(Problem(where, "", f"{message}; write the value out"))
             if isinstance(event, yaml.ScalarEvent) and (odd := _NO_TEXT.search(event.value)):
                 problems.append(Problem(where, "", f"holds {odd[0]!r}, which is no text"))
             if tag:
@@ -137,17 +127,16 @@ def _value(node: yaml.Node, location: Location, name: str, document: Document) -
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
+            where, key = f"{name}:{line}", (*location, key_node.value)
             if not isinstance(key_node, yaml.ScalarNode):
-                message = "a key must be a plain word"
-                document.problems.append(Problem(f"{name}:{line}", dotted(location), message))
-                continue
-            key = (*location, key_node.value)
-            if key_node.value in mapping:
+                problem = Problem(where, dotted(location), "a key must be a plain word")
+                document.problems.append(problem)
+            elif key_node.value in mapping:
                 message = f"is repeated; it is already set in line {document.lines[key]}"
-                document.problems.append(Problem(f"{name}:{line}", dotted(key), message))
-                continue
-            document.lines[key] = line
-            mapping[key_node.value] = _value(value_node, key, name, document)
+                document.problems.append(Problem(where, dotted(key), message))
+            else:
+                document.lines[key] = line
+                mapping[key_node.value] = _value(value_node, key, name, document)
         return mapping
     if isinstance(node, yaml.SequenceNode):
         items = []
