@@ -80,10 +80,12 @@ class Commands(TyperGroup):
         """The command of a name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
+        from smoothtune.cli.output import errors_as_exit_codes
+
         module, text = COMMANDS[cmd_name]
         function = getattr(import_module(f"smoothtune.cli.{module}"), cmd_name)
         single = typer.Typer(add_completion=False, **PLAIN)
-        single.command(cmd_name, cls=PanelCommand, help=text)(function)
+        single.command(cmd_name, cls=PanelCommand, help=text)(errors_as_exit_codes()(function))
         return get_command(single)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

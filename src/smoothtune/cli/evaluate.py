@@ -10,16 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from smoothtune.cli.options import SET, as_arguments, options_from, repeatable
-from smoothtune.cli.output import (
-    JSON,
-    USAGE,
-    echo,
-    errors_as_exit_codes,
-    fail,
-    output_console,
-    print_json,
-    show_rows,
-)
+from smoothtune.cli.output import JSON, USAGE, echo, fail, output_console, print_json, show_rows
 from smoothtune.config.draft import from_options
 from smoothtune.config.evaluation import PartName, Prediction, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
@@ -81,25 +72,24 @@ def evaluate(
     every = options.pop("all", False)
     flags = {name: options.pop(name, every) for name in get_args(PartName)}
     parts = tuple(name for name, is_on in flags.items() if is_on)
-    with errors_as_exit_codes():
-        options |= {"model": models[0], "ensemble": tuple(models[1:]), "parts": parts}
-        settings = load_settings(set_ or (), options, ood or (), ood_set or ())
-        _refuse_foreign(settings, typed)
-        from smoothtune.evaluation.run import evaluate as run_evaluation
+    options |= {"model": models[0], "ensemble": tuple(models[1:]), "parts": parts}
+    settings = load_settings(set_ or (), options, ood or (), ood_set or ())
+    _refuse_foreign(settings, typed)
+    from smoothtune.evaluation.run import evaluate as run_evaluation
 
-        content = run_evaluation(settings, console=output_console(as_json=as_json))
-        from smoothtune.evaluation.output import EXAMPLES, MARKDOWN, PAGE
-        from smoothtune.evaluation.report import headline_rows, write_report
+    content = run_evaluation(settings, console=output_console(as_json=as_json))
+    from smoothtune.evaluation.output import EXAMPLES, MARKDOWN, PAGE
+    from smoothtune.evaluation.report import headline_rows, write_report
 
-        folder = settings.folder
-        no_plots = write_report([folder], folder / PAGE, overwrite=True)
-        write_report([folder], folder / MARKDOWN, overwrite=True)
-        rows, verdict = headline_rows(folder)
-        if as_json:
-            print_json(content)
-        else:
-            show_rows(["", "95 % interval in brackets"], rows)
-            echo(f"{verdict.verdict}: {verdict.text}")
+    folder = settings.folder
+    no_plots = write_report([folder], folder / PAGE, overwrite=True)
+    write_report([folder], folder / MARKDOWN, overwrite=True)
+    rows, verdict = headline_rows(folder)
+    if as_json:
+        print_json(content)
+    else:
+        show_rows(["", "95 % interval in brackets"], rows)
+        echo(f"{verdict.verdict}: {verdict.text}")
     examples = (folder / EXAMPLES).exists()
     more = _other_files(content, plots=not no_plots, examples=examples)
     files = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
@@ -126,13 +116,12 @@ def report(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
 ) -> None:
     """Write the page."""
-    with errors_as_exit_codes():
-        from smoothtune.evaluation.report import write_report
+    from smoothtune.evaluation.report import write_report
 
-        runs = [_name_and_folder(text) for text in folders]
-        names = {folder: name for name, folder in runs if name}
-        paths = [folder for _, folder in runs]
-        no_plots = write_report(paths, to, names=names, overwrite=overwrite)
+    runs = [_name_and_folder(text) for text in folders]
+    names = {folder: name for name, folder in runs if name}
+    paths = [folder for _, folder in runs]
+    no_plots = write_report(paths, to, names=names, overwrite=overwrite)
     echo(f"{to} is written" + f", without figures: {no_plots}" * bool(no_plots))
 
 
@@ -151,12 +140,11 @@ def predict(
     as_json: JSON = False,
 ) -> None:
     """Predict, and print where the predictions are."""
-    with errors_as_exit_codes():
-        settings = from_options(Prediction, options | {"model": model})
-        _refuse_foreign(settings, ["predict", model, *as_arguments(options)])
-        from smoothtune.evaluation.predict import predict as run_prediction
+    settings = from_options(Prediction, options | {"model": model})
+    _refuse_foreign(settings, ["predict", model, *as_arguments(options)])
+    from smoothtune.evaluation.predict import predict as run_prediction
 
-        count = run_prediction(settings, console=output_console(as_json=as_json))
+    count = run_prediction(settings, console=output_console(as_json=as_json))
     echo(f"{settings.to} holds {counted(count, 'row')} with the column prediction", err=as_json)
     if as_json:
         print_json({"to": settings.to, "rows": count})

@@ -15,7 +15,7 @@ import typer
 
 from smoothtune.catalog import DEFAULT_TASK_TYPE, described_task_types
 from smoothtune.cli.options import options_from
-from smoothtune.cli.output import JSON, USAGE, echo, errors_as_exit_codes, fail, print_json
+from smoothtune.cli.output import JSON, USAGE, echo, fail, print_json
 from smoothtune.config.run_fields import RunFields
 from smoothtune.errors import ConfigError, DataError, Problem, counted, unknown
 from smoothtune.files import make_folder, write_atomic
@@ -56,18 +56,17 @@ def init(
     as_json: JSON = False,
 ) -> None:
     """Look at the data, and write a run file for it."""
-    with errors_as_exit_codes():
-        if os.path.lexists(to) and not overwrite:
-            fail(f"{to} exists; choose another name with --to, or replace it: --overwrite", USAGE)
-        notes = list[str]()
-        try:
-            fields = _fields_of(data, options, notes)
-        except (ConfigError, DataError):
-            for note in notes:
-                echo(note, err=True)
-            raise
-        make_folder(to.parent)
-        write_atomic(to, _run_file(data, fields))
+    if os.path.lexists(to) and not overwrite:
+        fail(f"{to} exists; choose another name with --to, or replace it: --overwrite", USAGE)
+    notes = list[str]()
+    try:
+        fields = _fields_of(data, options, notes)
+    except (ConfigError, DataError):
+        for note in notes:
+            echo(note, err=True)
+        raise
+    make_folder(to.parent)
+    write_atomic(to, _run_file(data, fields))
     for note in notes:
         echo(note, err=as_json)
     echo(f"{to} is written; check it, then: smoothtune validate {to}", err=as_json)

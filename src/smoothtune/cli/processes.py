@@ -32,14 +32,13 @@ def prints() -> bool:
 
 @contextmanager
 def errors_of_all() -> Iterator[None]:
-    """As `errors_as_exit_codes`; of several processes the first that fails tells why.
+    """Of several processes the first that fails tells why, as `errors_as_exit_codes`.
 
     The others find it gone and end without a word. A process that failed ends at once: threads of
     the backend would wait for the others.
     """
     if not several():
-        with errors_as_exit_codes():
-            yield
+        yield
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of DDP from every process
     try:

@@ -14,7 +14,6 @@ from smoothtune.cli.output import (
     JSON,
     USAGE,
     command_line,
-    errors_as_exit_codes,
     fail,
     output_console,
     print_json,
@@ -85,24 +84,23 @@ def study(
     as_json: JSON = False,
 ) -> None:
     """Run a study, or show its progress, its plan or its report."""
-    with errors_as_exit_codes():
-        if list_:
-            from smoothtune.study.files import list_recipes
+    if list_:
+        from smoothtune.study.files import list_recipes
 
-            rows = [[name, " ".join(scales), title] for name, scales, title, _ in list_recipes()]
-            _list("recipes", ("recipe", "scales", "title"), rows, as_json=as_json)
-            return
-        if status is not None:
-            from smoothtune.study.status import show_status
+        rows = [[name, " ".join(scales), title] for name, scales, title, _ in list_recipes()]
+        _list("recipes", ("recipe", "scales", "title"), rows, as_json=as_json)
+        return
+    if status is not None:
+        from smoothtune.study.status import show_status
 
-            counts = show_status(status, output_console(as_json=as_json))
-            if as_json:
-                print_json({"output_dir": str(status), **counts})
-            return
-        chosen = from_options(StudyOptions, options)
-        if file is None or (chosen.output_dir is None and not dry_run):
-            fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
-        _run(file, chosen, draw=False, dry_run=dry_run, report=report, as_json=as_json)
+        counts = show_status(status, output_console(as_json=as_json))
+        if as_json:
+            print_json({"output_dir": str(status), **counts})
+        return
+    chosen = from_options(StudyOptions, options)
+    if file is None or (chosen.output_dir is None and not dry_run):
+        fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
+    _run(file, chosen, draw=False, dry_run=dry_run, report=report, as_json=as_json)
 
 
 @options_from(StudyOptions)
@@ -116,21 +114,20 @@ def reproduce(
     as_json: JSON = False,
 ) -> None:
     """Run what a paper's table or figure needs and draw it beside the printed numbers."""
-    with errors_as_exit_codes():
-        if list_:
-            from smoothtune.study.files import list_recipes
+    if list_:
+        from smoothtune.study.files import list_recipes
 
-            listed = list_recipes()
-            rows = [[r.name, " ".join(r.scales), draw] for r in listed for draw in r.draws]
-            _list("draws", ("recipe", "scales", "draws"), rows, as_json=as_json)
-            return
-        if recipe is None:
-            fail("usage: smoothtune reproduce RECIPE --scale smoke --data DIR, or --list", USAGE)
-        chosen = from_options(StudyOptions, options)
-        if chosen.output_dir is None:
-            name = Path(recipe).stem + (f"-{chosen.scale}" if chosen.scale else "")
-            chosen = chosen.model_copy(update={"output_dir": Path("reproduced", name)})
-        _run(recipe, chosen, draw=True, dry_run=dry_run, report=report, as_json=as_json)
+        listed = list_recipes()
+        rows = [[r.name, " ".join(r.scales), draw] for r in listed for draw in r.draws]
+        _list("draws", ("recipe", "scales", "draws"), rows, as_json=as_json)
+        return
+    if recipe is None:
+        fail("usage: smoothtune reproduce RECIPE --scale smoke --data DIR, or --list", USAGE)
+    chosen = from_options(StudyOptions, options)
+    if chosen.output_dir is None:
+        name = Path(recipe).stem + (f"-{chosen.scale}" if chosen.scale else "")
+        chosen = chosen.model_copy(update={"output_dir": Path("reproduced", name)})
+    _run(recipe, chosen, draw=True, dry_run=dry_run, report=report, as_json=as_json)
 
 
 def _list(what: str, titles: tuple[str, ...], rows: list[list[str]], *, as_json: bool) -> None:

@@ -22,7 +22,6 @@ from smoothtune.cli.output import (
     JSON,
     USAGE,
     echo,
-    errors_as_exit_codes,
     fail,
     output_console,
     print_json,
@@ -36,10 +35,9 @@ from smoothtune.errors import unknown
 @options_from(RunConfig, "model")
 def demo(options: dict[str, Any]) -> None:
     """Run the demonstration."""
-    with errors_as_exit_codes():
-        from smoothtune.cli.demo import demo as run_demo
+    from smoothtune.cli.demo import demo as run_demo
 
-        run_demo(output_console(), **options)
+    run_demo(output_console(), **options)
 
 
 def methods(
@@ -132,29 +130,28 @@ def cost(
     as_json: JSON = False,
 ) -> None:
     """Measure, and print a row for each method."""
-    with errors_as_exit_codes():
-        from smoothtune.cli.cost import batches_that_fit, price_list
+    from smoothtune.cli.cost import batches_that_fit, price_list
 
-        model, lora = options.get("model", "minilm"), options.get("lora")
-        stored = options.get("frozen_weights")
-        if budget is not None:
-            fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget), stored)
-            if as_json:
-                rows = [asdict(fit) for fit in fits]
-                print_json({"model": model, "length": length, "budget": budget, "methods": rows})
-                return
-            titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
-            show_rows(titles, [fit.row() for fit in fits])
-            return
-        if stored not in (None, "float32"):
-            fail("--frozen-weights needs --budget: times are measured with float32 weights", USAGE)
-        prices = price_list(method, model, lora, batch, length, rounds)
+    model, lora = options.get("model", "minilm"), options.get("lora")
+    stored = options.get("frozen_weights")
+    if budget is not None:
+        fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget), stored)
         if as_json:
-            rows = [asdict(price) for price in prices]
-            print_json({"model": model, "batch": batch, "length": length, "methods": rows})
+            rows = [asdict(fit) for fit in fits]
+            print_json({"model": model, "length": length, "budget": budget, "methods": rows})
             return
-        titles = ["method", "x plain", "range", "seconds", "extra memory"]
-        show_rows(titles, [price.row() for price in prices])
+        titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
+        show_rows(titles, [fit.row() for fit in fits])
+        return
+    if stored not in (None, "float32"):
+        fail("--frozen-weights needs --budget: times are measured with float32 weights", USAGE)
+    prices = price_list(method, model, lora, batch, length, rounds)
+    if as_json:
+        rows = [asdict(price) for price in prices]
+        print_json({"model": model, "batch": batch, "length": length, "methods": rows})
+        return
+    titles = ["method", "x plain", "range", "seconds", "extra memory"]
+    show_rows(titles, [price.row() for price in prices])
 
 
 def _bytes(size: str) -> int:

@@ -24,7 +24,6 @@ from smoothtune.cli.output import (
     JSON,
     command_line,
     echo,
-    errors_as_exit_codes,
     fail,
     output_console,
     print_json,
@@ -185,19 +184,18 @@ def tune(
     as_json: JSON = False,
 ) -> None:
     """Search, and print what to use."""
-    with errors_as_exit_codes():
-        where = {name: options.pop(name) for name in Workers.model_fields if name in options}
-        workers = from_options(Workers, where)
-        search = load_tune(one_file(file, config), set_ or (), options, method or ())
-        from smoothtune.tune.run import run_tune
+    where = {name: options.pop(name) for name in Workers.model_fields if name in options}
+    workers = from_options(Workers, where)
+    search = load_tune(one_file(file, config), set_ or (), options, method or ())
+    from smoothtune.tune.run import run_tune
 
-        content = run_tune(
-            search,
-            **workers.model_dump(),
-            dry_run=dry_run,
-            console=output_console(as_json=as_json),
-            command=typed_command(),
-        )
+    content = run_tune(
+        search,
+        **workers.model_dump(),
+        dry_run=dry_run,
+        console=output_console(as_json=as_json),
+        command=typed_command(),
+    )
     if dry_run:
         return
     folder = Path(search.run.output_dir)

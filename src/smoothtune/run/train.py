@@ -57,12 +57,7 @@ from smoothtune.run.processes import (
 )
 from smoothtune.run.result import below_constant, kept_weights_message, run_cost, run_result
 from smoothtune.run.signals import Signals
-from smoothtune.run.trainer import (
-    RunTrainer,
-    build_trainer,
-    evaluate,
-    some_examples,
-)
+from smoothtune.run.trainer import RunTrainer, build_trainer, evaluate, some_examples
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.manifest import is_committed
 from smoothtune.trainer.trainer import save_checkpoint
