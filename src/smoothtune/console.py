@@ -1,7 +1,4 @@
-"""Printed lines, progress bars, and silencing the output of libraries.
-
-Those libraries are imported when they are silenced: a command that only prints need not wait.
-"""
+"""Printed lines, progress bars, and silencing the output of libraries, which are imported then."""
 
 from __future__ import annotations
 
@@ -51,12 +48,7 @@ def tracked(items: Sequence[T], title: str, console: Console) -> Iterator[Iterat
 
 
 class Bar:
-    """Progress: a bar in a terminal, elsewhere a line every ten seconds at most.
-
-    Args:
-        console: where it is shown.
-        unit: what is counted.
-    """
+    """Progress: a bar in a terminal, elsewhere a line every ten seconds at most; counts `unit`."""
 
     def __init__(self, console: Console, unit: str = "batches") -> None:
         self.console, self.unit, self.part = console, unit, ""
@@ -105,10 +97,8 @@ def progress_bars(*, shown: bool) -> Iterator[None]:
     """
     import datasets
 
-    hidden_before, verbosity = (
-        datasets.are_progress_bars_disabled(),
-        datasets.logging.get_verbosity(),
-    )
+    hidden_before = datasets.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not shown:
         datasets.disable_progress_bars()

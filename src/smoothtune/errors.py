@@ -86,11 +86,8 @@ STOP_SIGNALS = tuple(
 ONE_STOP_SECONDS = 2.0
 """For which further signals belong to the first: a terminal and a launcher both send it."""
 _NO_MEMORY = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "bad alloc",
+    *("out of memory", "not enough memory", "bad alloc"),
+    *("can't allocate memory", "cannot allocate memory"),
 )
 
 
@@ -120,9 +117,7 @@ def printable(text: str) -> str:
 
 
 LISTINGS = {"field": "docs/settings.md", "method": "the list of `smoothtune methods`"}
-"""Where all names of a kind are listed."""
-MOST_NAMES = 12
-"""That an error lists beside one that is close."""
+MOST_NAMES = 12  # that an error lists beside one that is close
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], listing: str | None = None) -> str:
@@ -132,8 +127,8 @@ def unknown(kind: str, name: str, choices: Iterable[str], listing: str | None = 
         kind: what it should be the name of.
         name: the misspelled name.
         choices: the known names.
-        listing: where all of them are listed, to say in their place if they are many and one is
-            close; None: by kind.
+        listing: where all are listed, to say in their place if they are many and one is close;
+            None: by kind.
     """
     names = sorted(choices)
     close = " or ".join(map(repr, _close(name, names)))
@@ -147,12 +142,11 @@ def unknown(kind: str, name: str, choices: Iterable[str], listing: str | None = 
 def _close(name: str, names: Sequence[str]) -> list[str]:
     """Names that it is the end or, as `lr`, the initials of; else the most similar one."""
     longer = [each for each in names if each.endswith(f"_{name}")]
-    longer += [each for each in names if "_" in each and _initials(each) == name]
+    for each in names:
+        words = each.split("_")
+        if len(words) > 1 and "".join(word[:1] for word in words) == name:
+            longer.append(each)
     return longer or difflib.get_close_matches(name, names, n=1)
-
-
-def _initials(name: str) -> str:
-    return "".join(word[0] for word in name.split("_") if word)
 
 
 def counted(count: int | str, noun: str) -> str:

@@ -24,8 +24,7 @@ RESULT, CARD = "result.json", "README.md"
 LOCK = ".lock"
 MAX_JSON_BYTES = 200_000_000
 PARTIAL = re.compile(r"\..+\.\d+\.partial")
-
-_installed = cache(version)  # of a package; it reads and parses a file
+_version = cache(version)  # of a package; it reads and parses a file
 
 
 def not_written(path: Path, error: OSError) -> OutputError:
@@ -53,11 +52,7 @@ def why_not_written(error: Exception) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, unless it is there, with those above it.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
+    """Make a folder, unless it is there, with those above it; OutputError if it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -84,7 +79,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _remove_partial(folder: Path) -> None:
-    """Remove what killed processes left in an owned folder."""
     if folder.is_dir():
         for name in filter(PARTIAL.fullmatch, os.listdir(folder)):
             (folder / name).unlink(missing_ok=True)
@@ -103,11 +97,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """Write a JSON file atomically; ValueError where a number is not finite."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -153,9 +143,7 @@ def _finite(text: str) -> float:
 def owned(folder: Path, *parts: str) -> Iterator[Path]:
     """Hold the lock of a folder, which is made if it is missing, and removed if it stays empty.
 
-    Args:
-        folder: the one to own.
-        parts: names of folders in it from which what killed processes left is removed, too.
+    What killed processes left is removed from it, and from `parts`, the names of folders in it.
 
     Raises:
         OutputError: it is a file, holds symbolic links, which would lead out of it, or the lock of
@@ -198,8 +186,7 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
                 each.rmdir()
 
 
-_held: dict[Path, tuple[int, int] | None] = {}
-"""Device and number of the locks that this process holds, by folder."""
+_held: dict[Path, tuple[int, int] | None] = {}  # device and number of the locks, by folder
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
@@ -224,7 +211,6 @@ def check_owned(folder: Path) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse a folder of which a file or a sub-folder's file leads elsewhere."""
     links = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_symlink()]
     if links:
         names = ", ".join(sorted(str(link.relative_to(folder)) for link in links)[:5])
@@ -235,11 +221,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _is_foreign(lock: Path) -> bool:
-    """Whether a lock is there that this library did not make, and must not remove.
-
-    Raises:
-        OutputError: it is no lock.
-    """
+    """Whether a lock is there that this library did not make; OutputError if it is none."""
     if not lock.exists():
         return False
     if not lock.is_file() or (lock.stat().st_size and not _signed(lock)):
@@ -289,7 +271,7 @@ def open_log(path: Path) -> Any:
 
 
 def refuse_other_files(folder: Path, missing: str, allowed: Collection[str] = ()) -> None:
-    """Refuse to write into a folder that holds files of something else.
+    """Refuse to write into an owned folder that holds files of something else.
 
     Args:
         folder: an owned folder.
@@ -339,7 +321,7 @@ def changed_file(folder: Path, record: Mapping[str, Any]) -> str:
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that decide a result."""
     packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
-    installed = {name: _installed(name) for name in packages}
+    installed = {name: _version(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform()} | installed
 
 

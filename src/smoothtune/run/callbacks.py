@@ -46,13 +46,9 @@ class ProgressCallback(TrainerCallback):
         shown = {key: value for key, value in (logs or {}).items() if key not in QUIET}
         if shown:
             parts = [f"{key.removeprefix('eval_')} {value:.4g}" for key, value in shown.items()]
-            evaluation = any(key.startswith("eval_") for key in shown)
-            phase = "evaluation" if evaluation else "train"
-            say(
-                self.console,
-                f"{self.title} step {state.global_step}/{state.max_steps} {phase}: "
-                + "  ".join(parts),
-            )
+            phase = "evaluation" if any(key.startswith("eval_") for key in shown) else "train"
+            where = f"{self.title} step {state.global_step}/{state.max_steps}"
+            say(self.console, f"{where} {phase}: {'  '.join(parts)}")
 
     def close(self) -> None:
         """Close the bar."""
@@ -72,16 +68,11 @@ class ShortRunLogs(TrainerCallback):
 
 
 class EarlyStopping(TrainerCallback):
-    """Ends the training after so many evaluations in a row without a better score.
+    """Ends the training after `patience` evaluations in a row without a better score.
 
-    It counts in the log, which checkpoints hold: a resumed run stops where it would have stopped.
-
-    Args:
-        metric: name of the score in the log.
-        greater_is_better: whether a greater score is better.
-        patience: number of evaluations.
-        threshold: a score that is better by no more than this counts as no better.
-        counts: whether an evaluation after so many updates counts.
+    It counts in the log, which checkpoints hold: a resumed run stops where it would have stopped. A
+    score that is better by no more than `threshold` is no better. `counts` says whether an
+    evaluation after so many updates counts.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from smoothtune.memory import keep_freed_memory
 from smoothtune.models.load import Base
 from smoothtune.models.lora import merged, save
 from smoothtune.results import RunResult
+from smoothtune.run import output, processes
 from smoothtune.run.callbacks import (
     EvaluationEnded,
     ProgressCallback,
@@ -35,26 +36,6 @@ from smoothtune.run.callbacks import (
 from smoothtune.run.cost import scored_rows, step_cost
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
-from smoothtune.run.output import (
-    STAGING,
-    claimed,
-    clean_up_after,
-    finished_result,
-    keeps_checkpoints,
-    newest_checkpoint,
-    publish,
-    push,
-    writing,
-)
-from smoothtune.run.processes import (
-    console_of_main,
-    from_main,
-    is_main,
-    join_processes,
-    main_first,
-    wait_for_all,
-    whole_weights,
-)
 from smoothtune.run.result import below_constant, kept_weights_message, run_cost, run_result
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import RunTrainer, build_trainer, evaluate, some_examples
@@ -109,30 +90,31 @@ def train(
         NonFiniteLoss: a loss term became NaN or infinite; no model is written.
         Stopped: SIGINT or SIGTERM came; a checkpoint is in the output folder.
     """
-    join_processes()
-    console = console_of_main(console)
-    if result := from_main(lambda: finished_here(config)):
+    processes.join_processes()
+    console = processes.console_of_main(console)
+    if result := processes.from_main(lambda: finished_here(config)):
         say(console, f"{config.output_dir} already holds this run: nothing to do")
-        if is_main():
-            clean_up_after(config)
-            push(config, result, console)
+        if processes.is_main():
+            output.clean_up_after(config)
+            output.push(config, result, console)
         return result
-    output_dir = Path(config.output_dir)
-    with claimed(config, resume=resume) if is_main() else nullcontext(output_dir) as folder:
-        wait_for_all()
+    folder, writes = Path(config.output_dir), processes.is_main()
+    with output.claimed(config, resume=resume) if writes else nullcontext():
+        processes.wait_for_all()
         trained = fit(config, folder, resume=resume, console=console, more_logs=True)
-        if not is_main():
+        if not writes:
             return trained.result.content()
-        with Signals(), writing(folder):  # a first signal waits for the end, which is near
+        with Signals(), output.writing(folder):  # a first signal waits for the end, which is near
             check_owned(folder)
-            trained.save(folder / STAGING)
-            publish(folder, trained.result.content(), keep_checkpoints=keeps_checkpoints(config))
+            trained.save(folder / output.STAGING)
+            keep = output.keeps_checkpoints(config)
+            output.publish(folder, trained.result.content(), keep_checkpoints=keep)
     scores = (f"{name} {value:.4f}" for name, value in trained.result.metrics.items())
     say(console, f"validation: {'  '.join(scores)}")
     for remark in (kept_weights_message(trained.result), below_constant(trained.result)):
         if remark:
             say(console, remark)
-    push(config, read_json(folder / RESULT) or {}, console)
+    output.push(config, read_json(folder / RESULT) or {}, console)
     return trained.result.content()
 
 
@@ -142,7 +124,7 @@ def finished_here(config: RunConfig) -> dict[str, Any] | None:
     Raises:
         OutputError: data or base weights are others now, or a file of the model was changed.
     """
-    result = finished_result(config)
+    result = output.finished_result(config)
     if result is None:
         return None
     recorded = result.get("fingerprints", {})
@@ -186,7 +168,7 @@ def fit(
         ):
             if config.bf16 and slow_at_bfloat16():
                 say(console, SLOW_BFLOAT16)
-            with main_first():
+            with processes.main_first():
                 inputs = read_inputs(config, console)
             model = prepare_model(config, inputs, console)
             with naming_memory(config):
@@ -196,7 +178,7 @@ def fit(
                 trainer.add_callback(ShortRunLogs())
         checkpoint = None
         if resume:
-            checkpoint, notes = from_main(lambda: newest_checkpoint(folder))
+            checkpoint, notes = processes.from_main(lambda: output.newest_checkpoint(folder))
             for note in notes:
                 say(console, note)
         with naming_memory(config):
@@ -213,7 +195,7 @@ def fit(
     whole_cost = run_cost(trainer, cost, seconds, stopwatch.resumed_from)
     result = run_result(config, inputs, trainer, metrics, train_metrics, seen, whole_cost)
     trainer.objective.detach()
-    weights = whole_weights(trainer)
+    weights = processes.whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
 
@@ -287,7 +269,7 @@ def keep_step(trainer: RunTrainer) -> None:
     """Leave a checkpoint of the step that the trainer is at, unless it is there."""
     step = trainer.state.global_step
     checkpoint = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
-    if not from_main(lambda: is_committed(checkpoint)):
+    if not processes.from_main(lambda: is_committed(checkpoint)):
         with quiet():
             save_checkpoint(trainer)
 
