@@ -18,9 +18,6 @@ def device_name(device: torch.device) -> str:
     """The accelerator by name; a processor with its vector instructions and PyTorch's threads.
 
     Times of runs for which this differs are not compared.
-
-    Args:
-        device: that of the model.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

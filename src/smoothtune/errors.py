@@ -123,12 +123,8 @@ MOST_NAMES = 12  # that an error lists beside one that is close
 def unknown(kind: str, name: str, choices: Iterable[str], listing: str | None = None) -> str:
     """Message for a misspelled name: ``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``.
 
-    Args:
-        kind: what it should be the name of.
-        name: the misspelled name.
-        choices: the known names.
-        listing: where all are listed, to say in their place if they are many and one is close;
-            None: by kind.
+    If `choices` are many and one is close, `listing`, or what is usual for the `kind`, is named in
+    their place.
     """
     names = sorted(choices)
     close = " or ".join(map(repr, _close(name, names)))

@@ -63,8 +63,7 @@ def make_folder(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of `path` at the end; removed after an exception.
 
-    Raises:
-        OutputError: it cannot be written; `path` is as it was.
+    Raises OutputError if it cannot be written; `path` is as it was.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -85,11 +84,7 @@ def _remove_partial(folder: Path) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a crash leaves the old file or the new one.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a file, or raise OutputError; a crash leaves the old file or the new one."""
     with replacing(path) as partial, partial.open("xb") as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
         file.flush()
@@ -104,8 +99,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None without the file.
 
-    Raises:
-        OutputError: the file is damaged, holds a number that is not finite, or something else.
+    Raises OutputError if it is damaged, holds a number that is not finite, or something else.
     """
     try:
         with path.open("rb") as file:
@@ -196,10 +190,9 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 def check_owned(folder: Path) -> None:
-    """Check that a folder is still the one whose lock this process took, if it took one.
+    """Raise OutputError if a folder whose lock this process took was moved or replaced meanwhile.
 
-    Raises:
-        OutputError: it was moved or replaced meanwhile; another process may write the new one.
+    Another process may write the new one.
     """
     lock_id = _held.get(Path(os.path.abspath(folder)))
     if lock_id is not None and _file_id(folder / LOCK) != lock_id:
@@ -261,26 +254,13 @@ def is_owned(folder: Path) -> bool:
 
 
 def open_log(path: Path) -> Any:
-    """A text file to append lines to; a symbolic link in its place is not followed.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """A text file to append lines to; OSError for a symbolic link in its place."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
 
 
 def refuse_other_files(folder: Path, missing: str, allowed: Collection[str] = ()) -> None:
-    """Refuse to write into an owned folder that holds files of something else.
-
-    Args:
-        folder: an owned folder.
-        missing: the record that the folder lacks, for the message.
-        allowed: names of files that may be there.
-
-    Raises:
-        OutputError: it holds other files.
-    """
+    """Refuse a folder that lacks the record `missing` and holds other files than `allowed`."""
     others = sorted({path.name for path in folder.iterdir()} - {LOCK, *allowed})
     if others:
         raise OutputError(

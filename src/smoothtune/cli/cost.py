@@ -89,9 +89,8 @@ def price_list(
         rounds: steps measured with and without the method.
 
     Raises:
-        ConfigError: an unknown method or field, more tokens than the model has positions, or
-            adapters or a method do not fit.
-        ModelError: the model cannot be loaded.
+        ConfigError: a method or field is unknown, or model, length, adapters and methods do not
+            fit.
     """
     configs = [_configured(method, lora) for method in methods]
     with quiet():
@@ -121,15 +120,11 @@ def batches_that_fit(
     budget: int,
     frozen_weights: str | None = None,
 ) -> list[Fit]:
-    """The largest batch of each method within a `budget` in bytes, for `smoothtune cost --budget`.
+    """The largest batch of each method within a `budget` in bytes; arguments as `price_list`.
 
     Every row is measured in a process of its own, without and with gradient checkpointing, at
     `batch_size` rows and at twice as many. `frozen_weights` is how weights that adapters leave
-    frozen are stored; the other arguments are those of `price_list`.
-
-    Raises:
-        ConfigError: as `price_list`; or memory cannot be measured here.
-        ModelError: the model cannot be loaded.
+    frozen are stored.
     """
     if not measurable():
         message = "peak memory is measured on Linux and CUDA alone: leave --budget out"

@@ -71,9 +71,6 @@ def demo(
 
     Returns:
         What is shown of every run: plain and with the method for every seed.
-
-    Raises:
-        Stopped: a signal came.
     """
     start_server()  # which imports while the rest is prepared
     console = console or Console()
@@ -147,9 +144,8 @@ def _measured(
 def moved_by_worst(folder: Path, sentences: list[str]) -> float:
     """How far the worst small change of a sentence moves a predicted probability.
 
-    Returns:
-        Mean over the sentences of half the sum over classes of |p(x + delta) - p(x)|, in [0, 1];
-            delta has a norm of `CHANGE` times that of the sentence's embeddings.
+    Returns the mean over the sentences of half the sum over classes of |p(x + delta) - p(x)|, in
+    [0, 1]; delta has a norm of `CHANGE` times that of the sentence's embeddings.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -153,11 +153,7 @@ class Draft:
 
 
 def from_options(model: type[Model], options: Mapping[str, Any]) -> Model:
-    """Settings that a command line alone describes; None in `options` means not given.
-
-    Raises:
-        ConfigError: with everything that is wrong, each with option and field.
-    """
+    """Settings that a command line alone describes; ConfigError with all that is wrong."""
     draft = Draft()
     draft.put_options(options)
     try:

@@ -170,16 +170,13 @@ def load_settings(
     ood: Sequence[str] = (),
     ood_set: Sequence[str] = (),
 ) -> Settings:
-    """The settings that a command line describes.
+    """The settings that a command line describes; ConfigError with everything that is wrong.
 
     Args:
         overrides: ``doc_stride=64``, for any field.
         options: fields by name, which win; None means not given.
         ood: ``NAME=DATA``, other data sets for the task.
         ood_set: ``NAME.text_columns=sentence``, ``NAME.labels={0: 1, 1: 0}``: how they are read.
-
-    Raises:
-        ConfigError: with everything that is wrong, each with option and field.
     """
     draft = Draft()
     for override in overrides:

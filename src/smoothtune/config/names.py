@@ -64,11 +64,7 @@ def check_names(draft: Draft) -> None:
 
 
 def check_methods(draft: Draft) -> None:
-    """Let the class of every method validate its fields, and fill in its defaults.
-
-    Raises:
-        ConfigError: with all problems found so far.
-    """
+    """Let the methods' classes validate their fields, by ConfigError, and fill in defaults."""
     check_names(draft)
     draft.stop_at_problems()
     from smoothtune.methods.find import find_method  # imports torch

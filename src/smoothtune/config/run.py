@@ -100,9 +100,6 @@ def load_config(
         options: fields by name, from the command line; None means not given.
         methods: ``lnsr`` or ``lnsr:noise=in_manifold,weight=2``; they replace the file's methods.
 
-    Returns:
-        The validated configuration, every field of every method filled in.
-
     Raises:
         ConfigError: with all problems, each with file, line and field.
     """

@@ -14,11 +14,7 @@ NOT_OF_TASK = {"task", "task_type", "data", "trust_remote_code"}
 
 
 def configured_task(config: RunConfig | Settings | Prediction) -> Task:
-    """The task that a configuration names or describes; its labels may be unknown yet.
-
-    Raises:
-        ConfigError: the columns do not describe a task.
-    """
+    """The task that a configuration describes, its labels perhaps unknown yet; else ConfigError."""
     assert config.task is not None
     columns = {*DataFields.model_fields, *SpanFields.model_fields} - NOT_OF_TASK
     fields = config.model_dump(include=columns, exclude_none=True)

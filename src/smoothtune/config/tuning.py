@@ -107,18 +107,10 @@ def load_tune(
     options: Mapping[str, Any] | None = None,
     methods: Sequence[str] = (),
 ) -> Tune:
-    """Read a search from a file, ``key=value`` overrides and options; the later one wins.
+    """Read a search; arguments and errors as `load_config`, with the fields of `TuneSettings`, too.
 
-    Args:
-        file: a YAML file with fields of a run and of `TuneSettings`. It may be that of a run; what
-            it says of fields that are searched is then left out, and the search has its folder in
-            that of the run.
-        overrides: ``budget=20``.
-        options: fields by name, from the command line.
-        methods: ``lnsr`` or ``lnsr:noise=in_manifold``, to try; they replace the file's.
-
-    Raises:
-        ConfigError: with all problems, each with file, line and field.
+    The file may be that of a run: what it says of fields that are searched is then left out, and
+    the search has its folder in that of the run.
     """
     draft = read_draft(file, overrides, options, methods)
     notes = _read_as_search(draft)

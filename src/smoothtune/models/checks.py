@@ -47,11 +47,7 @@ def _reason(error: Exception) -> str:
 
 
 def check_files(folder: str | Path) -> None:
-    """Check the sizes of a local folder's files of text, and where its index finds the weights.
-
-    Raises:
-        ModelError: a file is too long, or an index is damaged or names a file elsewhere.
-    """
+    """Check the sizes of a local folder's files of text, and where its index finds the weights."""
     for name, limit in MAX_BYTES.items():
         path = Path(folder) / name
         if path.is_file() and path.stat().st_size > limit:
@@ -75,11 +71,7 @@ def check_recorded(folder: str | Path) -> None:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The names of the files that hold the weights, all beside their index.
-
-    Raises:
-        ModelError: the index is damaged, or names a file elsewhere.
-    """
+    """Names of the files that hold the weights; ModelError unless all are beside their index."""
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
@@ -147,19 +139,11 @@ def check_config(
 def refuse_new_weights(
     source: str, model: Any, missing: Collection[str], sizes: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Refuse files that lack weights of the pre-trained model, which would be random.
+    """Refuse files that lack weights of the model below its head, which would be random.
 
-    A pooler between the model and its head may be new, as language models have none.
-
-    Args:
-        source: where the files are.
-        model: as it was loaded.
-        missing: names of the weights that are in no file.
-        sizes: of weights that have another size, by name: that in the file and the model's, if
-            known.
-
-    Raises:
-        ModelError: a weight below the head is new.
+    A pooler between the model and its head may be new, as language models have none. `missing` are
+    names of weights that are in no file; `sizes`, by name, are that in the file and that of the
+    model where they differ, if known.
     """
     names = [name for name, _ in model.named_parameters()]
     inside = f"{model.base_model_prefix}."

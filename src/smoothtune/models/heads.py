@@ -19,13 +19,8 @@ def order_outputs(
     """Put the outputs of a head that is kept into the order of the task's labels, by their names.
 
     A model for ``contradiction, neutral, entailment`` would begin with the wrong answers where a
-    task has them the other way round.
-
-    Args:
-        model: as it was loaded for the task.
-        new_weights: names of the newly initialized weights.
-        config: of the files, with the names of their outputs.
-        task: its labels known.
+    task has them the other way round. `config` is that of the files, with the names of their
+    outputs.
     """
     try:
         output_names(config)

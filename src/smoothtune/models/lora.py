@@ -60,12 +60,8 @@ def import_peft() -> Any:
 def stored_as(frozen_weights: Stored, unquantized: list[str]) -> dict[str, Any]:
     """Options of `from_pretrained` for the weights that adapters leave frozen.
 
-    Args:
-        frozen_weights: how they are stored.
-        unquantized: modules that are not quantized, the head among them.
-
-    Raises:
-        LoraError: bitsandbytes is needed and not installed, or float16 is asked for on a processor.
+    The modules `unquantized`, the head among them, are not quantized. Raises LoraError where
+    bitsandbytes or, for float16, an accelerator is missing.
     """
     import torch
 
@@ -230,10 +226,7 @@ def merged(model: Any) -> Any:
 def merged_copy(model: Any) -> Any:
     """The plain model in float32, its adapters merged; the model itself keeps them.
 
-    A model without adapters is returned as it is.
-
-    Raises:
-        ValueError: the frozen weights are quantized.
+    A model without adapters is returned as it is. Raises ValueError for quantized weights.
     """
     if not hasattr(model, "peft_config"):
         return model
@@ -260,7 +253,6 @@ def load_merged(
 
     Raises:
         LoraError: peft or weights are missing, or the base model is not named or cannot be loaded.
-        ModelError: an index of the base model leads elsewhere.
     """
     peft = import_peft()
     import torch

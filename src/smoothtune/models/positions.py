@@ -30,11 +30,7 @@ def num_positions(model: nn.Module) -> int | None:
 
 
 def check_lengths(model: nn.Module, rows: Dataset, what: str = "the data") -> None:
-    """Check that a model has a position for every token of tokenized rows.
-
-    Raises:
-        ConfigError: a row of `what` is too long; the message says which `max_seq_length` cuts it.
-    """
+    """Raise ConfigError, with the `max_seq_length` that fits, if a row of `what` is too long."""
     limit = num_positions(model)
     lengths = numbers(rows, "length")
     longest = lengths.max(initial=0)

@@ -29,8 +29,7 @@ def step_cost(
 ) -> StepCost | None:
     """Measure and print the cost of a step relative to plain fine-tuning; None: not measured.
 
-    Raises:
-        ConfigError: the methods do not fit the model.
+    Raises ConfigError if the methods do not fit the model.
     """
     if not config.cost_steps or list(config.methods) == ["plain"]:
         return None

@@ -63,10 +63,7 @@ class Inputs:
 def read_inputs(config: RunConfig, console: Console) -> Inputs:
     """Load and check the data and the base model's tokenizer; prints a summary of the data.
 
-    Raises:
-        ConfigError: the columns do not describe a task.
-        ModelError: the model cannot be loaded.
-        DataError: the data cannot be read or do not fit the task.
+    Raises ConfigError, ModelError or DataError.
     """
     task = configured_task(config)
     base = load_base(config.model, trust_remote_code=config.trust_remote_code)
@@ -115,14 +112,10 @@ def without_header(config: RunConfig, task: Task) -> str:
 
 
 def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | None:
-    """The weight of each class; None unless the run has weights.
+    """The weight of each class; None unless the run has weights, or ConfigError.
 
-    Balanced ones are n / (C n_c): the number of training rows, of classes, of rows of the class.
-    Of several labels of a row they are (n - n_l) / n_l, the weight of the rows with label l.
-
-    Raises:
-        ConfigError: labels are scores, the number of weights is wrong, a class has no rows, or a
-            method computes the plain task loss itself.
+    Balanced ones are n / (C n_c): the number of training rows, of classes, of rows of the class. Of
+    several labels of a row they are (n - n_l) / n_l, the weight of the rows with label l.
     """
     weights, names = config.class_weights, prepared.task.known_label_names
     if weights is None:
@@ -155,10 +148,7 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
 def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTrainedModel:
     """The base model with the task's head and, if asked for, adapters; prints its size.
 
-    Raises:
-        ConfigError: a row is longer than the model takes.
-        LoraError: adapters do not fit the model.
-        ModelError: the weights cannot be loaded.
+    Raises ConfigError, LoraError or ModelError.
     """
     task = inputs.task
     if config.from_scratch:

@@ -48,11 +48,7 @@ class Inspected:
 def inspect(config: RunConfig, console: Console) -> Inspected:
     """Check a run as far as `train` does before its first step, without loading weights.
 
-    Raises:
-        ConfigError: methods, model, adapters and settings do not fit together.
-        OutputError: the output folder holds something else.
-        ModelError: the model cannot be found, or its tokenizer cannot be used.
-        DataError: the data cannot be read or do not fit the task.
+    Raises ConfigError, OutputError, ModelError or DataError.
     """
     refuse_folder(Path(config.output_dir), config)
     inputs = read_inputs(config, console)
@@ -89,10 +85,7 @@ def other_problems(config: RunConfig, first: Exception) -> list[Exception]:
 def empty_model(config: RunConfig, inputs: Inputs) -> Any:
     """The model with the head of the task, without weights and adapters.
 
-    Raises:
-        ConfigError: a row is longer than the model takes.
-        LoraError: weights cannot be stored as the run says.
-        ModelError: its folder holds no weights, or some that do not fit, or are adapters.
+    Raises ConfigError, LoraError or ModelError: what `prepare_model` would find out by loading.
     """
     base, task = inputs.base, inputs.task
     check_weights_exist(base.source)
@@ -107,11 +100,7 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
 
 
 def with_adapters(config: RunConfig, inputs: Inputs, model: Any) -> Any:
-    """A model of `empty_model`, with the adapters of a run put into it.
-
-    Raises:
-        LoraError: adapters do not fit the model, or peft is not installed.
-    """
+    """A model of `empty_model`, with the adapters of a run put into it, or LoraError."""
     if config.lora is None:
         return model
     inside = list[str]()  # new weights inside the base model, a pooler's say, are not known here

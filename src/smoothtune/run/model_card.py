@@ -19,11 +19,7 @@ from smoothtune.tasks.presets import TASK_CLASSES
 
 
 def model_card(result: RunResult) -> str:
-    """Markdown with the hub's YAML header.
-
-    Returns:
-        The card; names and messages from data and files are escaped, so that they are no markup.
-    """
+    """Markdown with the hub's YAML header; names and messages of users are escaped."""
     config, task = result.config, TASK_CLASSES[result.task_type]
     content = {
         "adapter": config.get("lora") is not None and not config.get("merge_adapter"),

@@ -55,8 +55,7 @@ MEND = "remove the file, or choose another output_dir"
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
     """The recorded result if this same run is finished and is not to be replaced.
 
-    Raises:
-        OutputError: a file of its model was changed, or is missing.
+    Raises OutputError if a file of its model was changed, or is missing.
     """
     folder = Path(config.output_dir)
     result = _recorded(folder / RESULT)
@@ -75,11 +74,7 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
     """Lock the output folder for the time of a run, check it, and write ``run.json`` into it.
 
     A replaced run's checkpoints are gone then; its finished model stays until the new one is
-    complete.
-
-    Raises:
-        OutputError: the folder holds something else, another process writes it, or there is nothing
-            to resume.
+    complete. Raises OutputError as `owned` and `refuse_folder`.
     """
     with owned(Path(config.output_dir)) as folder:
         refuse_folder(folder, config, resume=resume)
@@ -103,9 +98,6 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
         folder: the output folder; ``STAGING`` in it holds the complete new files.
         result: the content of ``result.json``; the files are added, each with its sha256.
         keep_checkpoints: leave ``checkpoints/`` in the folder.
-
-    Raises:
-        OutputError: the folder was moved or replaced while the run went on.
     """
     staging = folder / STAGING
     files = checksums(staging)
@@ -175,8 +167,7 @@ def writing(folder: Path) -> Iterator[None]:
 def push(config: RunConfig, result: dict[str, Any], console: Console) -> None:
     """Upload the model, its card and ``result.json``, if the run says so; nothing else.
 
-    Raises:
-        OutputError: the hub does not take it; the folder on disk is complete.
+    Raises OutputError if the hub does not take it; the folder on disk is complete.
     """
     if not config.push_to_hub:
         return
@@ -203,11 +194,7 @@ def push(config: RunConfig, result: dict[str, Any], console: Console) -> None:
 
 
 def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> None:
-    """Refuse an output folder that a run must not write; changes nothing.
-
-    Raises:
-        OutputError: it holds something else, or there is nothing to resume.
-    """
+    """Refuse, by OutputError, a folder that a run must not write; changes nothing."""
     record = _recorded(folder / STARTED) or _recorded(folder / RESULT)  # the last that was begun
     if record is None and folder.exists():
         refuse_other_files(folder, "run of smoothtune", (TUNE,))

@@ -33,11 +33,7 @@ LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join_processes() -> PartialState:
-    """Meet the other processes, if there are any; those that are not the main one fall silent.
-
-    Raises:
-        ConfigError: the environment says that there are others, and not how to meet them.
-    """
+    """Meet the other processes, if there are any; those that are not the main one fall silent."""
     check_environment()
     state = PartialState(cpu=not torch.accelerator.is_available())
     if not state.is_main_process:
@@ -137,13 +133,10 @@ def _together() -> bool:
 
 
 def prepare_shards(trainer: Trainer, model: nn.Module, config: RunConfig) -> None:
-    """Refuse what needs whole weights, and let every block be one unit unless others are named.
+    """Refuse to merge adapters, and let every block be one unit unless others are named.
 
     Without names accelerate takes the model's `_no_split_modules`; with BERT's it fails, as it
     would shard the word embeddings twice.
-
-    Raises:
-        ConfigError: adapters are to be merged.
     """
     if config.merge_adapter:
         message = (

@@ -121,8 +121,7 @@ def train(
 def finished_here(config: RunConfig) -> dict[str, Any] | None:
     """The recorded result if this same run, on the data and weights as they are, is finished.
 
-    Raises:
-        OutputError: data or base weights are others now, or a file of the model was changed.
+    Raises OutputError if data or base weights are others now, or a file of the model was changed.
     """
     result = output.finished_result(config)
     if result is None:
@@ -227,9 +226,7 @@ def train_to_the_end(
 ) -> Stopwatch:
     """Train to the last step, from a checkpoint if there is one; returns what has taken the time.
 
-    Raises:
-        NonFiniteLoss: a loss term became NaN or infinite.
-        Stopped: SIGINT or SIGTERM came; a checkpoint is written.
+    Raises NonFiniteLoss; or Stopped, with a checkpoint.
     """
     progress, stopwatch = ProgressCallback(console, title), Stopwatch()
     still_owned = StillOwned(Path(str(trainer.args.output_dir)).parent)

@@ -134,8 +134,7 @@ def build_trainer(
 ) -> RunTrainer:
     """Make the trainer of a run; prints the attention implementation and the reason for it.
 
-    Raises:
-        ConfigError: the methods do not fit the model or the trainer.
+    Raises ConfigError if the methods do not fit the model or the trainer.
     """
     task, validation, tokenizer = inputs.task, inputs.prepared.validation, inputs.base.tokenizer
 

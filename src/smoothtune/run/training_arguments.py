@@ -28,13 +28,7 @@ _SHARED = argument_names() - _OWN_MEANING
 
 
 def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingArguments:
-    """The arguments of one run's trainer.
-
-    Raises:
-        ConfigError: there is no such score or place to report to, or the environment speaks of
-            other
-            processes, and does not say how to meet them.
-    """
+    """The arguments of a run's trainer; ConfigError for scores, reports or processes."""
     check_environment()
     values: dict[str, Any] = config.model_dump(include=_SHARED)
     if config.load_best_model_at_end:
@@ -66,11 +60,7 @@ def watches_scores(config: RunConfig) -> bool:
 
 
 def best_score(config: RunConfig, task: Task) -> tuple[str, bool]:
-    """Name in the log of the score that says which evaluation is best, and if more is better.
-
-    Raises:
-        ConfigError: the task has no such score.
-    """
+    """The score in the log that says which evaluation is best, and if more is better."""
     losses = (*task.scorer.losses, "loss")
     names = list(dict.fromkeys([*task.metrics, *losses]))
     if config.class_weights is not None:
