@@ -77,12 +77,6 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def _remove_partial(folder: Path) -> None:
-    if folder.is_dir():
-        for name in filter(PARTIAL.fullmatch, os.listdir(folder)):
-            (folder / name).unlink(missing_ok=True)
-
-
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file, or raise OutputError; a crash leaves the old file or the new one."""
     with replacing(path) as partial, partial.open("xb") as file:
@@ -166,7 +160,9 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
         if not is_foreign:
             _sign(folder / LOCK, {"pid": os.getpid(), "host": socket.gethostname()})
         for each in (folder, *(folder / part for part in parts)):
-            _remove_partial(each)
+            for left in each.iterdir() if each.is_dir() else ():
+                if PARTIAL.fullmatch(left.name):
+                    left.unlink(missing_ok=True)
         yield folder
     finally:
         _held.pop(path, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -9,7 +10,6 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from smoothtune.catalog import (
-    MethodDescription,
     MethodGroup,
     described,
     is_of_others,
@@ -49,7 +49,13 @@ def methods(
         _list_methods(as_json=as_json)
         return
     if is_of_others(name):
-        description, evidence = _described_by_class(name), ""
+        from smoothtune.methods.describe import describe
+        from smoothtune.methods.find import find_method
+
+        try:
+            description, evidence = describe(find_method(name)), ""
+        except ValueError as error:
+            fail(f"{name}: {error}", USAGE)
     elif name in known_methods():
         description, evidence = described(name), measured(name)
     else:
@@ -74,8 +80,7 @@ GROUPS: dict[MethodGroup, str] = {
     "updates": "limit or shape the updates",
     "sharpness": "train at the worst weights nearby",
     "labels": "soften the labels",
-}
-"""Titles in the list of methods."""
+}  # titles in the list of methods
 
 
 def _list_methods(*, as_json: bool) -> None:
@@ -95,16 +100,6 @@ def _list_methods(*, as_json: bool) -> None:
     echo("cost of a step: a pass is a forward and a backward, a search one to the perturbation")
     echo("measured: against plain, at the default fields (docs/evidence.md); p < 0.05, Holm")
     echo("equation, fields and departures of one: smoothtune methods NAME")
-
-
-def _described_by_class(name: str) -> MethodDescription:
-    from smoothtune.methods.describe import describe
-    from smoothtune.methods.find import find_method
-
-    try:
-        return describe(find_method(name))
-    except ValueError as error:
-        fail(f"{name}: {error}", USAGE)
 
 
 @options_from(RunConfig, "model", "lora", "frozen_weights")
@@ -130,28 +125,25 @@ def cost(
     as_json: JSON = False,
 ) -> None:
     """Measure, and print a row for each method."""
-    from smoothtune.cli.cost import batches_that_fit, price_list
+    from smoothtune.cli.cost import Fit, Price, batches_that_fit, price_list
 
     model, lora = options.get("model", "minilm"), options.get("lora")
     stored = options.get("frozen_weights")
+    rows: Sequence[Price | Fit]
     if budget is not None:
-        fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget), stored)
-        if as_json:
-            rows = [asdict(fit) for fit in fits]
-            print_json({"model": model, "length": length, "budget": budget, "methods": rows})
-            return
+        rows = batches_that_fit(method, model, lora, batch, length, _bytes(budget), stored)
         titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
-        show_rows(titles, [fit.row() for fit in fits])
-        return
-    if stored not in (None, "float32"):
+        about = {"model": model, "length": length, "budget": budget}
+    elif stored in (None, "float32"):
+        rows = price_list(method, model, lora, batch, length, rounds)
+        titles = ["method", "x plain", "range", "seconds", "extra memory"]
+        about = {"model": model, "batch": batch, "length": length}
+    else:
         fail("--frozen-weights needs --budget: times are measured with float32 weights", USAGE)
-    prices = price_list(method, model, lora, batch, length, rounds)
     if as_json:
-        rows = [asdict(price) for price in prices]
-        print_json({"model": model, "batch": batch, "length": length, "methods": rows})
-        return
-    titles = ["method", "x plain", "range", "seconds", "extra memory"]
-    show_rows(titles, [price.row() for price in prices])
+        print_json(about | {"methods": [asdict(row) for row in rows]})
+    else:
+        show_rows(titles, [row.row() for row in rows])
 
 
 def _bytes(size: str) -> int:

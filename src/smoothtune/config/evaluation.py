@@ -139,8 +139,8 @@ class Settings(ModelFields):
 
     def identity(self) -> dict[str, Any]:
         """What makes numbers comparable; parts and other data sets can be added later."""
-        ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
-        return self.model_dump(mode="json", exclude=ignored | {"num_examples"})
+        ignored = {"output_dir", "overwrite_output_dir", "num_examples"}
+        return self.model_dump(mode="json", exclude=ignored | {"parts", "ood", "further_share"})
 
 
 class Prediction(ModelFields):

@@ -182,19 +182,6 @@ def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> set[str]:
     return {name for name in outside if name != prefix} | set(inside)
 
 
-def _rounding(config: PretrainedConfig) -> dict[str, Any]:
-    """Options that load frozen weights as they were trained on; taken out of the configuration."""
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    half = config.dtype in (torch.float16, torch.bfloat16)
-    options: dict[str, Any] = {"dtype": config.dtype if half else torch.float32}
-    if (quantization := getattr(config, "quantization_config", None)) is not None:
-        options["quantization_config"] = BitsAndBytesConfig.from_dict(quantization)
-        del config.quantization_config
-    return options
-
-
 def is_adapter(folder: str | Path) -> bool:
     """Whether a folder holds a peft adapter instead of a full model."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
@@ -257,11 +244,11 @@ def load_merged(
     peft = import_peft()
     import torch
     from safetensors import safe_open
+    from transformers import BitsAndBytesConfig
 
     from smoothtune.models.checks import check_files  # imports torch
     from smoothtune.nn.hf_versions import mismatched_sizes
 
-    # the model that it was trained on, with its frozen weights rounded as then
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
         raise LoraError(f"{folder} has no {ADAPTER_WEIGHTS}; adapters are read from safetensors")
     base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
@@ -271,7 +258,12 @@ def load_merged(
             f"path; write it into base_model_name_or_path in {ADAPTER_CONFIG}"
         )
     check_files(base)
-    options |= _rounding(config)
+    half = config.dtype in (torch.float16, torch.bfloat16)
+    options["dtype"] = config.dtype if half else torch.float32
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        options["quantization_config"] = BitsAndBytesConfig.from_dict(quantization)
+        del config.quantization_config
+    # the model that it was trained on, with its frozen weights rounded as then
     try:
         model, info = auto_model.from_pretrained(
             base, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options

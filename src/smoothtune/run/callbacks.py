@@ -146,6 +146,12 @@ class EvaluationEnded(BaseException):
     """A signal came during an evaluation."""
 
 
+def is_saved(args: Any, state: Any) -> bool:
+    """Whether there is a checkpoint of the step that the training is at."""
+    checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}")
+    return from_main(lambda: is_committed(checkpoint))
+
+
 class StopOnSignal(TrainerCallback):
     """After a signal, finish the step, write a checkpoint and stop; an evaluation is cut short."""
 
@@ -172,7 +178,5 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Neither evaluate nor save again at the end of an epoch that was cut."""
         if self.signals.agree():
-            checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}")
-            saved = from_main(lambda: is_committed(checkpoint))
-            control.should_save, control.should_evaluate = not saved, False
+            control.should_save, control.should_evaluate = not is_saved(args, state), False
             control.should_training_stop = True

@@ -68,29 +68,27 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
     task = configured_task(config)
     base = load_base(config.model, trust_remote_code=config.trust_remote_code)
     weights = weights_fingerprint(base.source)
+    common: dict[str, int] = {
+        "max_seq_length": config.max_seq_length,
+        "seed": config.seed,
+        "vocab_size": base.config.get_text_config().vocab_size,
+    }
     prepared = prepare(
         config.data or task.hub_id or "",
         task,
         base.tokenizer,
         max_train_samples=config.max_train_samples,
         max_eval_samples=config.max_eval_samples,
-        max_seq_length=config.max_seq_length,
-        seed=config.seed,
-        vocab_size=base.config.get_text_config().vocab_size,
         num_proc=config.preprocessing_num_workers,
+        **common,
     )
     if config.label_noise:
         prepared = with_label_noise(prepared, config.label_noise, config.seed)
     unlabeled = None
     if config.unlabeled is not None:
+        most = config.max_unlabeled_samples
         unlabeled = prepare_unlabeled(
-            config.unlabeled,
-            prepared.task,
-            base.tokenizer,
-            max_samples=config.max_unlabeled_samples,
-            max_seq_length=config.max_seq_length,
-            seed=config.seed,
-            vocab_size=base.config.get_text_config().vocab_size,
+            config.unlabeled, prepared.task, base.tokenizer, max_samples=most, **common
         )
     say(console, f"task {prepared.task.name}, data {config.data or task.hub_id}")
     if console.is_terminal:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from logging import ERROR, getLogger
 from typing import Any, TypeVar
 
@@ -94,14 +94,9 @@ def in_any(here: bool) -> bool:
     return bool(flag)
 
 
-@contextmanager
-def main_first() -> Iterator[None]:
+def main_first() -> AbstractContextManager[None]:
     """Let the main process of each machine go first, so that the others find what it cached."""
-    if not _together():
-        yield
-        return
-    with PartialState().local_main_process_first():
-        yield
+    return PartialState().local_main_process_first() if _together() else nullcontext()
 
 
 def wait_for_all() -> None:

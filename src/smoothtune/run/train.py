@@ -32,6 +32,7 @@ from smoothtune.run.callbacks import (
     StillOwned,
     StopOnSignal,
     Stopwatch,
+    is_saved,
 )
 from smoothtune.run.cost import scored_rows, step_cost
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
@@ -40,7 +41,6 @@ from smoothtune.run.result import below_constant, kept_weights_message, run_cost
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import RunTrainer, build_trainer, evaluate, some_examples
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.trainer.manifest import is_committed
 from smoothtune.trainer.trainer import save_checkpoint
 
 
@@ -264,9 +264,7 @@ def keep_training(trainer: RunTrainer, console: Console) -> None:
 
 def keep_step(trainer: RunTrainer) -> None:
     """Leave a checkpoint of the step that the trainer is at, unless it is there."""
-    step = trainer.state.global_step
-    checkpoint = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
-    if not processes.from_main(lambda: is_committed(checkpoint)):
+    if not is_saved(trainer.args, trainer.state):
         with quiet():
             save_checkpoint(trainer)
 
@@ -274,8 +272,8 @@ def keep_step(trainer: RunTrainer) -> None:
 def stop(trainer: RunTrainer) -> NoReturn:
     """Raise Stopped, with a checkpoint of the step that the trainer is at."""
     keep_step(trainer)
-    state = trainer.state
+    done, total = trainer.state.global_step, trainer.state.max_steps
     raise Stopped(
-        f"stopped by a signal after step {state.global_step} of {state.max_steps}; continue "
-        "with the same command and --resume-from-checkpoint"
+        f"stopped by a signal after step {done} of {total}; continue with the same command and "
+        "--resume-from-checkpoint"
     )
