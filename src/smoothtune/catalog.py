@@ -29,8 +29,7 @@ MethodGroup = Literal[
 ]
 """What a method does, in the order in which methods are listed."""
 DEFAULT_TASK_TYPE = "text-classification"
-GROUP = "smoothtune.methods"
-"""Entry points by which an installed package offers methods."""
+GROUP = "smoothtune.methods"  # entry points by which an installed package offers methods
 
 
 @dataclass
@@ -38,8 +37,7 @@ class FieldDescription:
     """One field of a method."""
 
     name: str
-    type: str
-    """Values it takes, with their range."""
+    type: str  # values it takes, with their range
     default: Any
     description: str
 
@@ -52,16 +50,12 @@ class MethodDescription:
     title: str
     summary: str
     group: MethodGroup
-    step: str
-    """Its cost: a pass is a forward and a backward, a search one to the perturbation."""
+    step: str  # its cost: a pass is a forward and a backward, a search one to the perturbation
     reference: str
-    equation: str
-    """As one writes it on a keyboard."""
-    latex: str
-    """The same as Markdown with LaTeX: `$...$` in the text, `$$...$$` on lines of its own."""
+    equation: str  # as one writes it on a keyboard
+    latex: str  # the same as Markdown: `$...$` in the text, `$$...$$` on lines of its own
     departures: str
-    lowers: list[str]
-    """Quantities it is about, see `smoothtune.core.quantities`."""
+    lowers: list[str]  # quantities it is about, see `smoothtune.core.quantities`
     fields: list[FieldDescription]
 
 
@@ -123,15 +117,13 @@ def task_types() -> dict[str, str]:
 class TaskTypeDescription:
     """What a type of task declares, see the fields of `smoothtune.tasks.base.Task`."""
 
-    fields: list[str]
-    """Fields that not every type has."""
+    fields: list[str]  # those that not every type has
     label_types: list[str]
     max_seq_length: int
     one_sequence: bool
     problem_type: str | None
     similar_lengths: bool
-    text_columns: list[str]
-    """Default of the field."""
+    text_columns: list[str]  # default of the field
 
 
 @cache

@@ -14,10 +14,8 @@ Location = tuple[str | int, ...]
 class Problem(NamedTuple):
     """One problem in a configuration."""
 
-    where: str
-    """File and line, ``run.yaml:3``, or the option, ``--learning-rate``."""
-    field: str
-    """Dotted name of the field, ``methods.lnsr.weight``; empty for the file as a whole."""
+    where: str  # file and line, ``run.yaml:3``, or the option, ``--learning-rate``
+    field: str  # its dotted name, ``methods.lnsr.weight``; empty for the file as a whole
     message: str
 
     def __str__(self) -> str:

@@ -35,14 +35,12 @@ class Price:
     """What a step costs with a method."""
 
     method: str
-    ratio: float
-    """Of its time to that of a plain step; `low` and `high` are those of the rounds."""
-    low: float
+    ratio: float  # of its time to that of a plain step
+    low: float  # of the rounds
     high: float
     seconds: float
     plain_seconds: float
-    extra_bytes: int | None
-    """Memory beyond plain fine-tuning; None where it cannot be measured."""
+    extra_bytes: int | None  # beyond plain fine-tuning; None where it cannot be measured
 
     def row(self) -> list[str]:
         """Cells of a table."""
@@ -58,12 +56,9 @@ class Fit:
 
     method: str
     gradient_checkpointing: bool
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    """By rows."""
-    largest_batch: int | None = 0
-    """None: a row is too small to be seen."""
-    refused: str = ""
-    """Why nothing was measured."""
+    peak_bytes: dict[str, int] = field(default_factory=dict)  # by rows
+    largest_batch: int | None = 0  # None: a row is too small to be seen
+    refused: str = ""  # why nothing was measured
 
     def row(self) -> list[str]:
         """Cells of a table."""

@@ -28,8 +28,7 @@ from smoothtune.errors import (
     printable,
 )
 
-FAILED, USAGE, DATA = 1, 2, 3
-"""Exit codes; 0 is success."""
+FAILED, USAGE, DATA = 1, 2, 3  # exit codes; 0 is success
 JSON = Annotated[
     bool, typer.Option("--json", help="Print one JSON object; all else goes to standard error.")
 ]

@@ -13,8 +13,7 @@ from types import FrameType
 
 from smoothtune.errors import ONE_STOP_SECONDS, STOP_SIGNALS
 
-STOPPED = 75
-"""Exit code: stopped by a signal, and resumable."""
+STOPPED = 75  # exit code: stopped by a signal, and resumable
 
 
 def end_on_signals() -> None:

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from smoothtune.catalog import described_task_types
 
 Count = Annotated[int, Field(ge=1)]
-MAX_NAME = 255
-"""Bytes that a file system takes for one name."""
+MAX_NAME = 255  # bytes that a file system takes for one name
 
 
 def _as_file_name(value: str) -> str:

@@ -9,8 +9,7 @@ from smoothtune.errors import ConfigError, Problem
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.presets import describe_task
 
-NOT_OF_TASK = {"task", "task_type", "data", "trust_remote_code"}
-"""Fields of the data that do not describe its task."""
+NOT_OF_TASK = {"task", "task_type", "data", "trust_remote_code"}  # fields of the data alone
 
 
 def configured_task(config: RunConfig | Settings | Prediction) -> Task:

@@ -95,10 +95,8 @@ class Tune:
     """Plain fine-tuning with all that is not searched; its `output_dir` is the search's."""
     methods: dict[str, dict[str, Any]]
     """Methods to try beside plain, with the fields that are set for all trials."""
-    chosen_by_user: bool
-    """Whether the user named the methods."""
-    notes: tuple[str, ...] = ()
-    """What was made of a run file."""
+    chosen_by_user: bool  # whether the user named the methods
+    notes: tuple[str, ...] = ()  # what was made of a run file
 
 
 def load_tune(

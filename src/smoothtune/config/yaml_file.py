@@ -25,8 +25,7 @@ class Document:
     """The content of a YAML text, with the line of every value."""
 
     value: Any = None
-    lines: dict[Location, int] = field(default_factory=dict)
-    """The line, from 1, of every key and list item."""
+    lines: dict[Location, int] = field(default_factory=dict)  # from 1, of keys and list items
     problems: list[Problem] = field(default_factory=list)
 
 

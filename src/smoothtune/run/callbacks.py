@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class ShortRunLogs(TrainerCallback):
             control.should_log = state.global_step % every == 0
 
 
+@dataclass
 class EarlyStopping(TrainerCallback):
     """Ends the training after `patience` evaluations in a row without a better score.
 
@@ -75,17 +77,11 @@ class EarlyStopping(TrainerCallback):
     evaluation after so many updates counts.
     """
 
-    def __init__(
-        self,
-        metric: str,
-        *,
-        greater_is_better: bool,
-        patience: int,
-        threshold: float,
-        counts: Callable[[int], bool] = lambda _: True,
-    ) -> None:
-        self.metric, self.sign = metric, 1 if greater_is_better else -1
-        self.patience, self.threshold, self.counts = patience, threshold, counts
+    metric: str
+    greater_is_better: bool
+    patience: int
+    threshold: float
+    counts: Callable[[int], bool] = lambda _: True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Look at the last score."""
@@ -100,7 +96,7 @@ class EarlyStopping(TrainerCallback):
         for entry in log:
             if self.metric not in entry or not self.counts(int(entry.get("step", 0))):
                 continue
-            score = self.sign * entry[self.metric]
+            score = entry[self.metric] if self.greater_is_better else -entry[self.metric]
             waited = 0 if score > best + self.threshold else waited + 1
             best = max(best, score)
         return waited >= self.patience

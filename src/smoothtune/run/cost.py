@@ -16,12 +16,9 @@ from smoothtune.run.inputs import Inputs
 from smoothtune.run.trainer import as_config_error
 from smoothtune.trainer.cost import StepCost, measure_step_cost
 
-PART = 0.03
-"""Of a run's time, that may go into what only tells of it."""
-COST_MAX_PARAMETERS = 400_000_000
-"""Larger models are not copied to measure the cost of a step."""
-FEWEST_SCORED = 100
-"""Training rows; a score of fewer says little."""
+PART = 0.03  # of a run's time, that may go into what only tells of it
+COST_MAX_PARAMETERS = 400_000_000  # larger models are not copied to measure the cost of a step
+FEWEST_SCORED = 100  # training rows; a score of fewer says little
 
 
 def step_cost(

@@ -38,12 +38,9 @@ class Inputs:
 
     base: Base
     prepared: Prepared
-    base_weights: str
-    """Sha256 of the base model's weights, see `weights_fingerprint`."""
-    unlabeled: tuple[Dataset, str] | None
-    """Tokenized rows, and the fingerprint of their texts."""
-    class_weights: dict[str, float] | None = None
-    """By class; None: all count the same."""
+    base_weights: str  # see `weights_fingerprint`
+    unlabeled: tuple[Dataset, str] | None  # tokenized rows, and the fingerprint of their texts
+    class_weights: dict[str, float] | None = None  # by class; None: all count the same
 
     @property
     def task(self) -> Task:

@@ -38,10 +38,8 @@ class Inspected:
     """A run that would start."""
 
     inputs: Inputs
-    parameters: int
-    """Of the model, without adapters."""
-    adapters: str
-    """What is trained with adapters; empty without."""
+    parameters: int  # of the model, without adapters
+    adapters: str  # what is trained with adapters; empty without
     steps: int
 
 

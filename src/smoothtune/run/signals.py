@@ -30,10 +30,8 @@ class Signals:
     launcher sends the signal on, so that all may get it twice; a second one has no effect.
     """
 
-    received: int | None = None
-    """Number of the first signal that this process received."""
-    stopping = False
-    """Whether the processes have agreed to stop."""
+    received: int | None = None  # number of the first signal that this process received
+    stopping = False  # whether the processes have agreed to stop
 
     def agree(self) -> bool:
         """Whether any process has received a signal; all of them must ask, in the same step."""
