@@ -52,12 +52,6 @@ class StudyOptions(Workers):
     """Updates of every run."""
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """Fields of the study that win over its file."""
-        sizes = {"data", "max_train_samples", "max_eval_samples", "max_steps"}
-        return self.model_dump(include=sizes) | {"seeds": self.seeds and list(self.seeds)}
-
-    @property
     def only(self) -> dict[str, tuple[str, ...]]:
         """What is taken of the file's methods, tasks and models."""
         return self.model_dump(include={"methods", "tasks", "models"}, exclude_none=True)
@@ -145,7 +139,9 @@ def _run(
     from smoothtune.study.files import study_file
 
     console, folder = output_console(as_json=as_json), chosen.output_dir
-    plan = load_study(study_file(file), scale=chosen.scale, options=chosen.fields, only=chosen.only)
+    sizes = {"data", "max_train_samples", "max_eval_samples", "max_steps"}
+    fields = chosen.model_dump(include=sizes) | {"seeds": chosen.seeds and list(chosen.seeds)}
+    plan = load_study(study_file(file), scale=chosen.scale, options=fields, only=chosen.only)
     if dry_run:
         from smoothtune.reproduce.departures import departures
         from smoothtune.study.forecast import show_forecast

@@ -172,9 +172,8 @@ def load_auto(
     settings = dict(fields_by_method[AUTO])
     for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
         if field in draft.values and name in settings:
-            draft.report(
-                ("methods", AUTO, name), f"does not go with {field}; leave one of them out"
-            )
+            message = f"does not go with {field}; leave one of them out"
+            draft.report(("methods", AUTO, name), message)
         elif field in draft.values:
             settings[name] = draft.values[field]
             draft.origins[name,] = draft.origin((field,))
@@ -202,7 +201,7 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     methods = {name: fields for name, fields in draft.values["methods"].items() if name != PLAIN}
     if not methods:
         draft.report(("methods",), "names nothing to try beside plain")
-    draft.values["methods"] = {name: dict(fields) for name, fields in methods.items()}
+    draft.values["methods"] = methods
     check_names(draft)
     check_task(draft)
     check_combinations(draft)
