@@ -72,7 +72,7 @@ class Fit:
 def price_list(
     methods: Sequence[str], model: str, lora: Any, batch_size: int, length: int, rounds: int
 ) -> list[Price]:
-    """What a step costs with each method, for `smoothtune cost`.
+    """What a step costs with each method, for `smoothtune cost`, or ConfigError.
 
     Args:
         methods: ``NAME[:field=value,...]``, one row each.
@@ -82,10 +82,6 @@ def price_list(
         batch_size: B of the random batches.
         length: T.
         rounds: steps measured with and without the method.
-
-    Raises:
-        ConfigError: a method or field is unknown, or model, length, adapters and methods do not
-            fit.
     """
     configs = [_configured(method, lora) for method in methods]
     with quiet():

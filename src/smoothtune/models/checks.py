@@ -93,16 +93,10 @@ def shard_names(index: Path) -> list[str]:
 def check_config(
     config: Any, model: str, trust_remote_code: bool, *, adapter: bool = False
 ) -> None:
-    """Check what a configuration makes transformers do when it builds the model.
+    """Raise ModelError for what a configuration may not make transformers do with the model.
 
-    Args:
-        config: transformers' configuration.
-        model: its name, for the error.
-        trust_remote_code: code of the hub may run.
-        adapter: it is an adapter's, which may be for weights that bitsandbytes quantizes.
-
-    Raises:
-        ModelError: it asks for code of the hub, for quantized weights, or for what is no type.
+    It must ask for no code of the hub, unless `trust_remote_code`, for no quantized weights, unless
+    it is that of an `adapter`, and hold numbers and types where they belong.
     """
     where = f"config.json of {model}"
     for part in [config, *(getattr(config, name, None) for name in config.sub_configs)]:

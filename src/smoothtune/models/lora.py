@@ -97,17 +97,11 @@ def add_lora(
     *,
     seed: int,
 ) -> Any:
-    """Put adapters on a model and freeze the rest; returns a `PeftModel`.
+    """Put adapters on a model and freeze the rest; returns a `PeftModel`, or raises LoraError.
 
-    Args:
-        model: a transformers model with a head for its task.
-        settings: of the adapters.
-        task_type: peft's name of the type of task; None: it has none.
-        new_weights: names of the weights that are not pre-trained, which are trained in full.
-        seed: of the adapters' initial values; the global random state is unchanged.
-
-    Raises:
-        LoraError: peft is not installed, or the settings do not fit the model.
+    `task_type` is peft's name of it; None: it has none. The `new_weights`, which are not
+    pre-trained, are trained in full. The adapters begin with values drawn with `seed`; the global
+    random state is unchanged.
     """
     import torch  # not above: the settings alone are needed to check a run file
 
@@ -228,6 +222,7 @@ def load_merged(
     """Load the model that an adapter was trained on, and merge the adapter into it, in float32.
 
     Where the adapter's configuration stores weights in fewer bits, they are rounded so first.
+    Raises LoraError where peft or weights are missing, or the base model cannot be loaded.
 
     Args:
         folder: holds the adapter.
@@ -237,9 +232,6 @@ def load_merged(
 
     Returns:
         The plain model, and the names of weights in neither the base model nor the adapter.
-
-    Raises:
-        LoraError: peft or weights are missing, or the base model is not named or cannot be loaded.
     """
     peft = import_peft()
     import torch

@@ -94,10 +94,8 @@ def newest_checkpoint(folder: Path) -> ResumePoint:
 def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> None:
     """Move the staged model into the folder and write ``result.json`` as the last file.
 
-    Args:
-        folder: the output folder; ``STAGING`` in it holds the complete new files.
-        result: the content of ``result.json``; the files are added, each with its sha256.
-        keep_checkpoints: leave ``checkpoints/`` in the folder.
+    `STAGING` in the folder holds the complete new files; `result` is written with the sha256 of
+    each.
     """
     staging = folder / STAGING
     files = checksums(staging)

@@ -23,11 +23,11 @@ class Signals:
     """Records a signal of `STOP_SIGNALS` within a ``with``, unless it was ignored before.
 
     What follows within `ONE_STOP_SECONDS` belongs to it. After that, SIGINT and SIGTERM have their
-    usual effect; the others go on being recorded, as some are sent again and again.
+    usual effect; the others go on being recorded, as some are sent again and again. Nothing is
+    recorded in threads other than the main one, where Python cannot.
 
-    In threads other than the main one, where Python cannot, nothing is recorded. Of several
-    processes each gets the signal at another step, so they stop only if they `agree`. Their
-    launcher sends the signal on, so that all may get it twice; a second one has no effect.
+    Each of several processes gets the signal at another step, so they stop only if they `agree`.
+    Their launcher sends the signal on, so that all may get it twice; a second one has no effect.
     """
 
     received: int | None = None  # number of the first signal that this process received
