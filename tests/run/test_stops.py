@@ -18,6 +18,7 @@ from smoothtune import errors
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutOfMemory, OutputError, Stopped
 from smoothtune.files import read_json
+from smoothtune.run import output as output_module
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import StopOnSignal
 from smoothtune.run.output import newest_checkpoint
@@ -149,11 +150,15 @@ def test_an_evaluation_that_was_cut_is_made_up_for(inputs, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("name", "call"),
-    [("evaluate", 1), ("publish", 1), pytest.param("evaluate", 2, marks=pytest.mark.slow)],
+    ("owner", "name", "call"),
+    [
+        (train_module, "evaluate", 1),
+        (output_module, "publish", 1),
+        pytest.param(train_module, "evaluate", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_kill_after_the_last_step_does_not_train_again(
-    inputs, tmp_path, whole, monkeypatch, name: str, call: int
+    inputs, tmp_path, whole, monkeypatch, owner, name: str, call: int
 ) -> None:
     """With `save_strategy: no`, the default."""
     config = config_in(inputs, tmp_path / "out")
@@ -161,7 +166,7 @@ def test_a_kill_after_the_last_step_does_not_train_again(
         warnings.simplefilter("ignore")  # threads, which the child does not use
         child = os.fork()
     if not child:
-        signal_before(monkeypatch, train_module, name, call, number=signal.SIGKILL)
+        signal_before(monkeypatch, owner, name, call, number=signal.SIGKILL)
         try:
             quiet_train(config)
         finally:
@@ -200,7 +205,7 @@ def test_a_disk_too_full_for_that_checkpoint_ends_no_run(
 def test_a_signal_while_the_model_is_written_waits_for_its_end(
     inputs, tmp_path, expected, monkeypatch
 ) -> None:
-    signal_before(monkeypatch, train_module, "publish")
+    signal_before(monkeypatch, output_module, "publish")
     quiet_train(config_in(inputs, tmp_path / "out"))
     assert weights(tmp_path / "out") == expected
 
