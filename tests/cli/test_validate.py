@@ -89,10 +89,10 @@ def test_a_folder_with_something_else(fields: dict, tmp_path: Path) -> None:
 
 def test_study(fields: dict, tmp_path: Path) -> None:
     study = {key: value for key, value in fields.items() if key != "output_dir"}
-    study |= {"seeds": [0, 1], "methods": ["lnsr"], "more_epochs": None}
+    study |= {"seeds": [0, 1], "methods": ["mixout", "lnsr"], "more_epochs": None}
     file = write(tmp_path / "study.yaml", study)
     found = call("validate", file)
-    assert (found.exit_code, found.stdout) == (0, f"{file}: ok (a study of 4 runs)\n")
+    assert (found.exit_code, found.stdout) == (0, f"{file}: ok (a study of 6 runs)\n")
     wrong = write(tmp_path / "wrong.yaml", study | {"label_column": "stars"})
     assert "has no column 'stars'" in call("validate", wrong).stderr
     unfit = study | {"methods": [{"name": "sam", "gradient_accumulation_steps": 2}]}

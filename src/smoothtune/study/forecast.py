@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -104,4 +105,4 @@ def inspect_study(study: Study, console: Console) -> None:
             stored = repr((run.lora, run.frozen_weights))
             if stored not in models:
                 models[stored] = with_adapters(run, inputs, empty_model(run, inputs))
-            check_fit(run, inputs, models[stored])
+            check_fit(run, inputs, deepcopy(models[stored]))  # some methods stay on their model
