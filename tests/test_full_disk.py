@@ -165,7 +165,7 @@ def test_a_study(write, tmp_path: Path) -> None:  # noqa: F811
     (folder := tmp_path / "out").mkdir()
     records, plan = Records(folder), Plan(study, folder)
     cells = plan.final({})
-    write_description(study, cells, {}, [], [], records, plan.prints)
+    write_description(plan, folder, cells, {}, [])
     records.end(cells[0], "done", finished(0.5))
     report_so_far(study, folder, SILENT)
     before = content(folder)

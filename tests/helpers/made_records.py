@@ -13,7 +13,7 @@ from smoothtune.config.evaluation import OOD, further_title
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.study.config import Study
 from smoothtune.study.layout import FigureLayout, TableLayout
-from smoothtune.study.records import Cell, Extras, Records, digest
+from smoothtune.study.records import Cell, Extras, Records
 
 METRICS = {
     "stsb": ("pearson", "spearman"),
@@ -39,12 +39,10 @@ def made_cells(study: Study) -> list[Cell]:
                     label=entry.label,
                     setting="",
                     condition=condition.key,
-                    seed=seed,
                     selection=False,
                     config=run,
                     extras=Extras(),
                     changes={},
-                    id=digest(known)[:16],
                     identity=known,
                 )
             )

@@ -124,7 +124,7 @@ def finished(place: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     plan, records = Plan(study, folder), Records(folder)
     cells = plan.final({})
-    write_description(study, cells, {}, [], [], records, plan.prints)
+    write_description(plan, folder, cells, {}, [])
     for number, cell in enumerate(cells):
         found = ended(0.7 + number / 100)
         config = portable_fields(cell.config.model_dump(mode="json"))
@@ -178,9 +178,8 @@ def test_methods_that_have_not_been_run_are_missing(place: Path, finished: Path)
 def test_a_part_of_a_study_leaves_what_is_known_of_the_others(
     place: Path, finished: Path, monkeypatch
 ) -> None:
-    alone, records = study_of(place, STUDY.replace("plain, lnsr", "plain")), Records(finished)
-    plan = Plan(alone, finished)
-    write_description(alone, plan.final({}), {}, [], [], records, plan.prints)
+    plan = Plan(study_of(place, STUDY.replace("plain, lnsr", "plain")), finished)
+    write_description(plan, finished, plan.final({}), {}, [])
     content = report_so_far(study_of(place), finished, SILENT)
     assert [item["measures"]["score"]["n"] for item in content["methods"]] == [2, 2]
 

@@ -149,7 +149,7 @@ def test_every_setting_of_a_grid_is_tried_with_every_selection_seed(write) -> No
         "seeds: [5, 6]\nselection_seeds: [5, 6]\n"
     )
     plan = Plan(load_study(file), None)
-    found = plan.selection()
+    found = plan.selection
     assert [len(by_setting) for by_setting in found.values()] == [2, 6]
     chosen = [
         cell for by_setting in found.values() for group in by_setting.values() for cell in group
@@ -164,7 +164,7 @@ def test_no_choice_before_all_settings_have_ended(write, tmp_path: Path) -> None
         load_study(write("methods: [plain]\nmore_epochs: null\nweight_decay: [0, 1]\n")), None
     )
     records = Records(tmp_path)
-    (by_setting,) = plan.selection().values()
+    (by_setting,) = plan.selection.values()
     (first,), (second,) = by_setting.values()
     assert plan.final(plan.choices(records)) == []
     records.write(first, finished(0.6))

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.files import versions, write_json
-from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.plan import Choice, Key
-from smoothtune.study.records import STUDY, Cell, Fingerprints, Records, read_study
+from smoothtune.study.plan import Choice, Key, Plan
+from smoothtune.study.records import STUDY, Cell, read_study
 
 
 def write_description(
-    study: Study,
+    plan: Plan,
+    folder: Path,
     cells: Sequence[Cell],
     choices: Mapping[Key, Choice],
     command: Sequence[str],
-    trials: Sequence[Cell],
-    records: Records,
-    prints: Mapping[str, Fingerprints] | None = None,
 ) -> None:
     """Write ``study.json``: what was asked for, with the id of every cell.
 
-    Settings were chosen by the cells `trials`. `prints` say what the cells read, by `cell_key`;
-    those of other cells in the folder stay.
+    What the folder knows of the data of other cells stays.
 
     Raises:
         OutputError: it cannot be written.
     """
-    folder = records.folder
+    study = plan.study
     stored = read_study(folder).fingerprints if (folder / STUDY).exists() else {}
-    known = stored | dict(prints or {})
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -45,20 +41,16 @@ def write_description(
             for condition in study.conditions
         ],
         "choices": [
-            {
-                **choice.condition._asdict(),
-                "label": choice.method,
-                "scores": choice.scores,
-                "chosen": choice.chosen,
-            }
+            choice.condition._asdict()
+            | {"label": choice.method, "scores": choice.scores, "chosen": choice.chosen}
             for choice in choices.values()
         ],
         "cells": [
             {"id": cell.id, "title": cell.title, "label": cell.label} | cell.described
             for cell in {cell.id: cell for cell in cells}.values()
         ],
-        "choosing": [cell.id for cell in trials],
-        "fingerprints": {key: asdict(each) for key, each in known.items()},
+        "choosing": [cell.id for cell in plan.selection_cells()],
+        "fingerprints": {key: asdict(each) for key, each in (stored | plan.prints).items()},
         "versions": versions(),
     }
     write_json(folder / STUDY, content)

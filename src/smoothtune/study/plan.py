@@ -8,10 +8,10 @@ initial head, whatever the method, so comparisons are paired by seed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.files import cache_folder
-from smoothtune.study.conditions import Condition
 from smoothtune.study.config import Study
-from smoothtune.study.entries import Entry
 from smoothtune.study.fields import ConditionKey
 from smoothtune.study.inputs import (
     check_other_data,
@@ -34,14 +32,7 @@ from smoothtune.study.inputs import (
     reading,
     write_parts,
 )
-from smoothtune.study.records import (
-    Cell,
-    Extras,
-    Fingerprints,
-    Records,
-    cell_identity,
-)
-from smoothtune.study.records import digest as digest_of
+from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 
 SELECTION = "selection"
 Key = tuple[int, int]
@@ -76,7 +67,7 @@ class Plan:
             models are looked at, and what they do not tell of has not been run. None: read all.
 
     Attributes:
-        prints: the fingerprints by cell, as `cell_key` names it.
+        prints: the fingerprints by cell, as `_cell_key` names it.
     """
 
     def __init__(
@@ -89,34 +80,36 @@ class Plan:
         self.prints: dict[str, Fingerprints] = {}
         self._known: dict[str, str] = {}
         """Fingerprints by what they are of."""
-        self._selection: dict[Key, dict[int, list[Cell]]] | None = None
-        self._by_id: dict[str, tuple[ConditionKey, RunConfig]] = {}
-        """The first run with an id, and where it is."""
-        self._first: dict[tuple[int, int, int], Cell] = {}
-        """Final cells of the file's first seed, by condition, entry and setting."""
-        self._final: dict[tuple[int, int, int, int], Cell] = {}
-        """The same, by seed too."""
+        self._by_id: dict[str, Cell] = {}
+        """The first cell with an id."""
 
+    @cached_property
+    def _settings(self) -> dict[Key, list[int]]:
+        """Numbers of the settings of every condition and entry."""
+        settings: dict[Key, list[int]] = {}
+        for c, e, s in self.study.runs:
+            settings.setdefault((c, e), []).append(s)
+        return settings
+
+    @cached_property
     def selection(self) -> dict[Key, dict[int, list[Cell]]]:
         """Cells that compare settings, by condition and entry, then by setting."""
-        if self._selection is None:
-            self._selection = {
-                (c, e): {s: self._selection_cells(c, e, s) for s in settings}
-                for (c, e), settings in self._settings().items()
-                if len(settings) > 1
-            }
-        return self._selection
+        return {
+            (c, e): {s: self._selection_cells(c, e, s) for s in settings}
+            for (c, e), settings in self._settings.items()
+            if len(settings) > 1
+        }
 
     def selection_cells(self) -> list[Cell]:
         """All cells that compare settings."""
-        groups = self.selection().values()
+        groups = self.selection.values()
         return [cell for group in groups for cells in group.values() for cell in cells]
 
     def choices(self, records: Records) -> dict[Key, Choice]:
         """The chosen settings, as far as the records say."""
         choices = {}
-        for key, by_setting in self.selection().items():
-            condition, entry = self.study.conditions[key[0]], self.study.entries[key[1]]
+        for (c, e), by_setting in self.selection.items():
+            entry = self.study.entries[e]
             means = {s: _mean_score(cells, records) for s, cells in by_setting.items()}
             known = {s: mean for s, mean in means.items() if mean is not None}
             complete = all(
@@ -125,64 +118,35 @@ class Plan:
                 for cell in cells
             )
             best = max(known, key=lambda s: known[s]) if known and complete else None
-            scores = {entry.settings[s].describe(): mean for s, mean in means.items()}
-            choices[key] = Choice(
-                condition.key,
+            choices[c, e] = Choice(
+                self.study.conditions[c].key,
                 entry.label,
                 tried=len(by_setting),
                 setting=best,
                 chosen=None if best is None else entry.settings[best].describe(),
                 complete=complete,
-                scores=scores,
+                scores={entry.settings[s].describe(): mean for s, mean in means.items()},
             )
         return choices
 
     def final(self, choices: Mapping[Key, Choice]) -> list[Cell]:
         """Cells that are reported, for which the setting is known; first seed first."""
-        chosen = {
-            (c, e): choices[c, e].setting if (c, e) in choices else settings[0]
-            for (c, e), settings in self._settings().items()
-        }
-        return [
-            self._final_cell(c, e, s, seed)
-            for seed in self.study.config.seeds
-            for (c, e), s in chosen.items()
-            if s is not None
-        ]
+        cells = []
+        for (c, e), settings in self._settings.items():
+            s = choices[c, e].setting if (c, e) in choices else settings[0]
+            if s is not None:
+                cells.append(self._cell(c, e, s, self.study.runs[c, e, s], self._extras(c)))
+        return [cell.with_seed(seed) for seed in self.study.config.seeds for cell in cells]
 
-    def _final_cell(self, c: int, e: int, s: int, seed: int) -> Cell:
-        """A cell that differs from that of the first seed by the seed alone."""
-        if (c, e, s) not in self._first:
-            run, extras = self.study.runs[c, e, s], self._extras(self.study.conditions[c])
-            self._first[c, e, s] = self._cell(c, e, s, run, extras, selection=False)
-        if (c, e, s, seed) not in self._final:
-            first = self._first[c, e, s]
-            known = first.identity | {"config": first.identity["config"] | {"seed": seed}}
-            self._final[c, e, s, seed] = replace(
-                first,
-                seed=seed,
-                config=first.config.model_copy(update={"seed": seed}),
-                id=digest_of(known)[:16],
-                identity=known,
-            )
-        return self._final[c, e, s, seed]
-
-    def _extras(self, condition: Condition) -> Extras:
+    def _extras(self, c: int) -> Extras:
         """What is measured on the models of a condition."""
-        config = self.study.config
+        config, ood = self.study.config, self.study.conditions[c].ood
         return Extras(
             tuple(sorted(set(config.evaluate))),
             config.noise_curve,
-            tuple(sorted(condition.ood.items())),
-            tuple(config.further_share) if condition.ood else (),
+            tuple(sorted(ood.items())),
+            tuple(config.further_share) if ood else (),
         )
-
-    def _settings(self) -> dict[Key, list[int]]:
-        """Numbers of the settings of every condition and entry."""
-        settings: dict[Key, list[int]] = {}
-        for c, e, s in self.study.runs:
-            settings.setdefault((c, e), []).append(s)
-        return settings
 
     def _selection_cells(self, c: int, e: int, s: int) -> list[Cell]:
         cells = []
@@ -194,10 +158,9 @@ class Plan:
         return cells
 
     def _cell(
-        self, c: int, e: int, s: int, run: RunConfig, extras: Extras, *, selection: bool
+        self, c: int, e: int, s: int, run: RunConfig, extras: Extras, *, selection: bool = False
     ) -> Cell:
-        condition, entry = self.study.conditions[c], self.study.entries[e]
-        key = cell_key(condition, entry, s, run.seed if selection else None)
+        key = self._cell_key(c, e, s, run.seed if selection else None)
         if self.recorded is not None:
             prints = self.recorded.get(key, _unknown(extras))
         else:
@@ -208,41 +171,29 @@ class Plan:
                 check_other_data(run, extras)
                 self._known[fits] = ""
         run = run.model_copy(update={"output_dir": "unset"})
-        known = cell_identity(run, extras, prints)
-        self._refuse_taken(digest_of(known)[:16], condition.key, run)
-        return Cell(
+        entry = self.study.entries[e]
+        cell = Cell(
             label=entry.label,
             setting=entry.settings[s].describe(),
-            condition=condition.key,
-            seed=run.seed,
+            condition=self.study.conditions[c].key,
             selection=selection,
             config=run,
             extras=extras,
             changes=entry.settings[s].changes,
-            id=digest_of(known)[:16],
-            identity=known,
+            identity=cell_identity(run, extras, prints),
         )
+        if self.recorded is None:
+            _refuse_other(cell, self._by_id.setdefault(cell.id, cell))
+        return cell
 
-    def _refuse_taken(self, cell_id: str, condition: ConditionKey, run: RunConfig) -> None:
-        """Conditions may share a run, unless they differ in what its id does not tell.
+    def _cell_key(self, c: int, e: int, s: int, seed: int | None) -> str:
+        """What names a cell, or all cells that differ by the seed alone, wherever its data are.
 
-        Raises:
-            ConfigError: they do.
+        With a seed it is a cell that settings are chosen by, without one all that are reported.
         """
-        other, first = self._by_id.setdefault(cell_id, (condition, run))
-        if self.recorded is not None or other == condition:
-            return
-        beside: dict[str, tuple[str, Callable[[RunConfig], Any]]] = {
-            "task": ("metrics, or the split that they are of", reading),
-            "model": ("configuration or tokenizer, not in weights", model_settings),
-        }
-        for field, (what, of) in beside.items():
-            if of(run) != of(first):
-                message = (
-                    f"{other.title} and {condition.title} differ in {what}, and a run is not known "
-                    "by that: make two studies, each with an output folder of its own"
-                )
-                raise ConfigError([Problem("", field, message)])
+        entry = self.study.entries[e]
+        task, model, size = self.study.conditions[c].key
+        return json.dumps([task, model, size, entry.label, entry.settings[s].describe(), seed])
 
     def weight_bytes(self) -> int:
         """Size of the largest model's weights in float32, by its configuration's count."""
@@ -255,21 +206,32 @@ class Plan:
         source = data_at_hand(run) or configured_task(run).hub_id or ""
         share = self.study.config.selection_share
         data = fingerprints_of(run, Extras(), self._known).data
-        key = [data, run.seed, run.max_train_samples, share]
-        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        name = digest([data, run.seed, run.max_train_samples, share])[:16]
         folder = (self.folder or cache_folder()) / SELECTION / name
         if not (folder / "validation.parquet").exists():
             write_parts(source, run, share, folder)
         return folder
 
 
-def cell_key(condition: Condition, entry: Entry, setting: int, seed: int | None) -> str:
-    """What names a cell, or all cells that differ by the seed alone, wherever its data are.
+def _refuse_other(cell: Cell, first: Cell) -> None:
+    """Conditions may share a run, unless they differ in what its id does not tell.
 
-    With a seed it is a cell that settings are chosen by, without one all that are reported.
+    Raises:
+        ConfigError: they do.
     """
-    size, described = condition.max_train_samples, entry.settings[setting].describe()
-    return json.dumps([condition.task, condition.model, size, entry.label, described, seed])
+    if cell.condition == first.condition:
+        return
+    beside: dict[str, tuple[str, Callable[[RunConfig], Any]]] = {
+        "task": ("metrics, or the split that they are of", reading),
+        "model": ("configuration or tokenizer, not in weights", model_settings),
+    }
+    for field, (what, of) in beside.items():
+        if of(cell.config) != of(first.config):
+            message = (
+                f"{first.condition.title} and {cell.condition.title} differ in {what}, and a run "
+                "is not known by that: make two studies, each with an output folder of its own"
+            )
+            raise ConfigError([Problem("", field, message)])
 
 
 def _unknown(extras: Extras) -> Fingerprints:

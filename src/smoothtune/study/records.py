@@ -9,7 +9,8 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,16 +147,30 @@ class Cell:
     """The setting of the entry, in one line."""
     condition: ConditionKey
     """What methods are compared on."""
-    seed: int
     selection: bool
     """Whether it serves to choose a setting, and is evaluated on training data."""
     config: RunConfig
     extras: Extras
     changes: dict[str, Any]
     """Fields of the run that the setting changes."""
-    id: str
-    """First 16 digits of the sha256 of `cell_identity`."""
     identity: dict[str, Any]
+    """Of `cell_identity`."""
+
+    @cached_property
+    def id(self) -> str:
+        """What its record is named by."""
+        return digest(self.identity)[:16]
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.config.seed
+
+    def with_seed(self, seed: int) -> Cell:
+        """The same run with another seed."""
+        config = self.config.model_copy(update={"seed": seed})
+        identity = self.identity | {"config": self.identity["config"] | {"seed": seed}}
+        return replace(self, config=config, identity=identity)
 
     @property
     def title(self) -> str:

@@ -104,9 +104,8 @@ def run_study(
         pool: Pool | None = None
         try:
             for stage in ("selection", "final"):
-                trials = plan.selection_cells()
                 choices = plan.choices(records) if stage == "final" else {}
-                cells = plan.final(choices) if stage == "final" else trials
+                cells = plan.final(choices) if stage == "final" else plan.selection_cells()
                 cells = list({cell.id: cell for cell in cells}.values())
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
@@ -114,7 +113,7 @@ def run_study(
                 for cell in cells:
                     if cell.id not in remaining:  # killed, perhaps, when its record was written
                         forget(cell, "done", folder / CHECKPOINTS)
-                write_description(study, cells, choices, command, trials, records, plan.prints)
+                write_description(plan, folder, cells, choices, command)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                     if study.config.keep_models:

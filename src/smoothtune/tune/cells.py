@@ -93,18 +93,15 @@ class Trainings:
         if source not in self.contents:
             self.contents[source] = data_fingerprint(str(source), config)
         prints = Fingerprints(self.contents[source], self.weights)
-        known = cell_identity(config, Extras(), prints)
         return Cell(
             label=f"{title} ({setting.describe()})",
             setting=setting.describe(),
             condition=ConditionKey(run.task, portable(run.model), None),
-            seed=fresh.seed,
             selection=False,
             config=config,
             extras=Extras(),
             changes={},
-            id=digest(known)[:16],
-            identity=known,
+            identity=cell_identity(config, Extras(), prints),
         )
 
     def _part(self, fresh: Fresh) -> Path:

@@ -95,11 +95,9 @@ def report_so_far(
     """
     plan = Plan(study, folder, read_study(folder).fingerprints)
     content = write_study_report(study, plan, folder, console)
-    records = Records(folder)
-    choices = plan.choices(records)
+    choices = plan.choices(Records(folder))
     if all(choice.complete for choice in choices.values()) and not is_owned(folder):
-        trials = plan.selection_cells()
-        write_description(study, plan.final(choices), choices, command, trials, records)
+        write_description(plan, folder, plan.final(choices), choices, command)
     return content
 
 
