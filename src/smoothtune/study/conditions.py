@@ -12,9 +12,9 @@ from typing import Any
 from smoothtune.catalog import task_types
 from smoothtune.config.draft import Draft
 from smoothtune.config.evaluation import OtherData
-from smoothtune.errors import ConfigError, Location, unknown
+from smoothtune.errors import Location, unknown
 from smoothtune.models.paths import resolve_model_path
-from smoothtune.study.entries import RUN_FIELDS
+from smoothtune.study.entries import RUN_FIELDS, validated_at
 from smoothtune.study.fields import DEMO, ConditionKey, StudyConfig
 from smoothtune.study.files import portable
 
@@ -49,33 +49,28 @@ def read_conditions(
 
     Fields of the command line, `forced`, win over those of a task or a model.
     """
-    values, conditions = draft.values, []
-    grid = itertools.product(
-        _numbered(values.get("task"), "task"),
-        _numbered(values.get("model", "minilm"), "model"),
-        _numbered(values.get("max_train_samples"), "max_train_samples"),
-    )
-    for (task, at_task), (model, at_model), (size, _) in grid:
-        task_part = _part(task, "task", at_task, draft)
-        model_part = _part(model, "model", at_model, draft)
-        if task_part is None or model_part is None:
-            continue
-        name, place = task_part.name, resolve_model_path(model_part.name)
-        run = {**common, "max_train_samples": size, **model_part.fields, "model": place}
-        run |= task_part.fields
-        run |= forced
-        run |= _data_of(name, run, common.get("data"))
-        run |= {"task": name}
-        size = run["max_train_samples"]
-        of_model, of_task = model_part.method_fields, task_part.method_fields  # the second wins
-        method_fields = {
-            key: of_model.get(key, {}) | of_task.get(key, {}) for key in (*of_model, *of_task)
-        }
-        others = config.ood if task_part.ood is None else task_part.ood
-        ood = {key: _other(other, common.get("data"), run) for key, other in others.items()}
-        shown = _model_name(model_part.name, values.get("model"))
-        labels = model_part.methods
-        condition = Condition(name, shown, size, run, method_fields, ood, labels)
+    data, conditions = common.get("data"), list[Condition]()
+    tasks, models = _parts("task", draft), _parts("model", draft)
+    names = [portable(model.name) for model in models]
+    sizes = _listed(draft.values.get("max_train_samples"))
+    for task, model, size in itertools.product(tasks, models, sizes):
+        run = {**common, "max_train_samples": size, **model.fields}
+        run |= {"model": resolve_model_path(model.name), **task.fields, **forced}
+        run |= _data_of(task.name, run, data) | {"task": task.name}
+        of_model, of_task = model.method_fields, task.method_fields  # the second wins
+        others = config.ood if task.ood is None else task.ood
+        shown = portable(model.name)
+        condition = Condition(
+            task=task.name,
+            model=model.name if names.count(shown) > 1 else shown,
+            max_train_samples=run["max_train_samples"],
+            fields=run,
+            method_fields={
+                key: of_model.get(key, {}) | of_task.get(key, {}) for key in (*of_model, *of_task)
+            },
+            ood={key: _other(other, data, run) for key, other in others.items()},
+            methods=model.methods,
+        )
         # a task with a size of its own comes once, whatever the others
         if condition not in conditions:
             conditions.append(condition)
@@ -106,6 +101,17 @@ class _Part:
     methods: list[str] | None
 
 
+def _parts(key: str, draft: Draft) -> list[_Part]:
+    """The tasks or the models of a study, those that are valid."""
+    value = draft.values.get(key, "minilm" if key == "model" else None)
+    several = isinstance(value, list) and value
+    parts = (
+        _part(item, key, (key, index) if several else (key,), draft)
+        for index, item in enumerate(_listed(value))
+    )
+    return [part for part in parts if part is not None]
+
+
 def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None:
     """Read a name, or a mapping with a name and fields of the run."""
     fields = dict(item) if isinstance(item, Mapping) else {"name": item}
@@ -117,8 +123,7 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
         labels = None
     if key == "model" and "ood" in own:
         draft.report((*location, "ood"), "belongs to a task, not to a model")
-    excluded = {"task", "model"}
-    known = RUN_FIELDS - excluded
+    known = RUN_FIELDS - {"task", "model"}
     wrong = [field for field in fields if field not in known]
     if wrong:
         draft.report((*location, wrong[0]), unknown("field", wrong[0], known | set(own)))
@@ -127,11 +132,8 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
         message = "write task: NAME" if key == "task" else f"must be a name, not {name!r}"
         draft.report(location, message)
         return None
-    try:
-        config = Draft().validated(StudyConfig, own)
-    except ConfigError as error:
-        for problem in error.problems:
-            draft.report((*location, *problem.field.split(".")), problem.message)
+    config = validated_at(location, StudyConfig, own, draft)
+    if config is None:
         return None
     ood = config.ood if "ood" in own else None
     return _Part(name, fields, config.method_fields, ood, labels)
@@ -139,16 +141,6 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
 
 def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _model_name(model: str, listed: Any) -> str:
-    """A model folder's name, unless another one has it too."""
-    names = [
-        item.get("name") if isinstance(item, Mapping) else item
-        for item in (listed if isinstance(listed, list) else [])
-    ]
-    others = [portable(name) for name in names if isinstance(name, str)]
-    return model if others.count(portable(model)) > 1 else portable(model)
 
 
 def _other(other: OtherData, data: Any, run: Mapping[str, Any]) -> OtherData:
@@ -167,11 +159,9 @@ def _other(other: OtherData, data: Any, run: Mapping[str, Any]) -> OtherData:
     return other
 
 
-def _numbered(value: Any, key: str) -> Sequence[tuple[Any, Location]]:
-    """A value or a list of values, each with its location."""
-    if isinstance(value, list) and value:
-        return [(item, (key, index)) for index, item in enumerate(value)]
-    return [(value, (key,))]
+def _listed(value: Any) -> list[Any]:
+    """A value or a list of values, as a list."""
+    return value if isinstance(value, list) and value else [value]
 
 
 def _data_of(task: str, run: Mapping[str, Any], folder: Any) -> dict[str, Any]:

@@ -14,20 +14,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, get_origin
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from smoothtune.catalog import is_of_others, known_methods, takes_list
-from smoothtune.config.draft import Draft
+from smoothtune.config.draft import Draft, Model
 from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
-from smoothtune.errors import Location, message_of
+from smoothtune.errors import ConfigError, Location
 
-RUN_FIELDS = frozenset(RunConfig.model_fields) - {
-    *OUTPUT_FIELDS,
-    "methods",
-    "seed",
-}
+RUN_FIELDS = frozenset(RunConfig.model_fields) - {*OUTPUT_FIELDS, "methods", "seed"}
 """Fields of a run that a study may set."""
 STRENGTHS = ("weight", "share")
 """Fields of which a method has one: setting one of them unsets the other."""
@@ -76,6 +72,24 @@ class Entry:
 FieldsByMethod = Mapping[str, Mapping[str, Any]]
 
 
+def of_method_and_run(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of a method, and those of the run among them."""
+    of_run = {key: value for key, value in fields.items() if key in RUN_FIELDS}
+    return {key: value for key, value in fields.items() if key not in RUN_FIELDS}, of_run
+
+
+def validated_at(
+    location: Location, model: type[Model], values: Mapping[str, Any], draft: Draft
+) -> Model | None:
+    """Settings that stand at a location of a file; None where a problem is reported."""
+    try:
+        return Draft().validated(model, values)
+    except ConfigError as error:
+        for problem in error.problems:
+            draft.report((*location, *problem.field.split(".")), problem.message)
+        return None
+
+
 def read_entry(
     item: Any,
     location: Location,
@@ -92,13 +106,10 @@ def read_entry(
     """
     mapping = dict(item) if isinstance(item, Mapping) else {}
     own = {key: mapping.pop(key) for key in EntryFields.model_fields if key in mapping}
-    try:
-        entry = EntryFields(**own)
-    except ValidationError as error:
-        for detail in error.errors():
-            draft.report((*location, *detail["loc"]), message_of(detail, []))
+    entry = validated_at(location, EntryFields, own, draft)
+    if entry is None:
         return Entry(repr(item), [], location)
-    changes = {key: mapping.pop(key) for key in list(mapping) if key in RUN_FIELDS}
+    mapping, changes = of_method_and_run(mapping)
     parts = entry.methods
     if parts is not None and mapping:
         message = f"{', '.join(mapping)}: write fields inside methods: [{{name: ...}}]"
@@ -118,13 +129,11 @@ def read_entry(
     for name, fields in methods.items():
         if alone:  # fields for the label, and of the run, are its
             both = _filled(fields | changes, [name, *own_label], weak, strong)
-            changes = {key: value for key, value in both.items() if key in RUN_FIELDS}
-            methods[name] = {key: value for key, value in both.items() if key not in RUN_FIELDS}
+            methods[name], changes = of_method_and_run(both)
         else:
             methods[name] = _filled(fields, [name], weak, strong)
     if not alone:  # fields of the run alone can be for the label of several methods
-        both = _filled(changes, own_label, weak, strong)
-        changes = {key: value for key, value in both.items() if key in RUN_FIELDS}
+        _, changes = of_method_and_run(_filled(changes, own_label, weak, strong))
     settings = _settings(methods, dict(search) | changes, entry.epochs_factor)
     return Entry(label, settings, location)
 
@@ -169,17 +178,16 @@ def _settings(
     methods: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any], factor: float
 ) -> list[Setting]:
     """The product of all grids."""
-    axes: list[tuple[str | None, str, list[Any]]] = []
+    axes: dict[tuple[str | None, str], list[Any]] = {}
     for name, fields in methods.items():
-        axes += [(name, key, _candidates(name, key, value)) for key, value in fields.items()]
-    axes += [
-        (None, key, value if is_search(key, value) else [value]) for key, value in changes.items()
-    ]
+        axes |= {(name, key): _candidates(name, key, value) for key, value in fields.items()}
+    for key, value in changes.items():
+        axes[None, key] = value if is_search(key, value) else [value]
     settings = []
-    for values in itertools.product(*(candidates for _, _, candidates in axes)):
+    for values in itertools.product(*axes.values()):
         chosen: dict[str, dict[str, Any]] = {name: {} for name in methods}
         changed: dict[str, Any] = {}
-        for (method, key, _), value in zip(axes, values, strict=True):
+        for (method, key), value in zip(axes, values, strict=True):
             (changed if method is None else chosen[method])[key] = value
         settings.append(Setting(chosen, changed, factor))
     return settings

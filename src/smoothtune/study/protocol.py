@@ -14,7 +14,7 @@ from typing import Any
 from smoothtune.config.draft import Draft
 from smoothtune.config.fields import Fields
 from smoothtune.errors import unknown
-from smoothtune.study.entries import RUN_FIELDS, overridden
+from smoothtune.study.entries import RUN_FIELDS, of_method_and_run, overridden
 from smoothtune.study.files import recipes_folder
 
 LIMITS = ("max_train_samples", "max_eval_samples", "max_steps")
@@ -140,10 +140,9 @@ def fields_here(
     """
     in_force = {name: dict(fields) for name, fields in methods.items()}
     changes: dict[str, Any] = {}
-    for key in [*methods, *([label] if label not in methods else [])]:
-        fields = method_fields.get(key, {})
-        own = {k: v for k, v in fields.items() if k not in RUN_FIELDS}
-        changes |= {k: v for k, v in fields.items() if k in RUN_FIELDS}
+    for key in dict.fromkeys([*methods, label]):
+        own, of_run = of_method_and_run(method_fields.get(key, {}))
+        changes |= of_run
         if own:
             name = key if key in in_force else next(iter(in_force))
             in_force[name] = overridden(in_force[name], own)
