@@ -106,7 +106,7 @@ class Pool:
     size = 2
 
     def __init__(self, folder: Path) -> None:
-        self.records, self.waiting = Records(folder), []
+        self.folder, self.records, self.waiting = folder, Records(folder), []
         self.started: Counter = Counter()
 
     def start(self, cell) -> None:

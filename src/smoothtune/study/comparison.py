@@ -1,8 +1,8 @@
 """One comparison with plain fine-tuning, for scores, calibration, quantities and costs.
 
-Everything that runs measured is a table of `Value`. A measure of a method and of plain is paired by
-seed under every condition (`paired`), averaged over conditions seed by seed where several are
-compared at once (`over_conditions`), and tested (`compare`).
+A measure of a method and of plain is paired by seed under every condition (`paired`), averaged over
+conditions seed by seed where several are compared at once (`over_conditions`), and tested
+(`compare`).
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Comparison:
     equal: bool
     """Whether all runs have plain's value."""
     p: float | None
-    p_holm: float | None = None
+    p_holm: float | None
     """Corrected after Holm for the comparisons of its family."""
-    smallest: float | None = None
+    smallest: float | None
     """The true difference that the seeds would have shown with a power of 80 %."""
 
     @property
@@ -147,34 +147,39 @@ def over_conditions(
     return Pairs(list(conditions), method, measure, seeds, values, plain)
 
 
+def family(
+    pairs: Paired, conditions: Sequence[ConditionKey], compared: Iterable[tuple[str, str]]
+) -> list[Pairs]:
+    """`over_conditions` of each method and measure that has it."""
+    each = (over_conditions(pairs, conditions, measure, method) for method, measure in compared)
+    return [own for own in each if own]
+
+
 def compare(family: Sequence[Pairs]) -> list[Comparison]:
     """Effect, interval, p-value and power of every pair; intervals are of one comparison.
 
     Over the family p-values are corrected after Holm.
     """
-    compared = [_compared(pairs) for pairs in family]
-    p_values = [item.p for item in compared]
+    p_values = [p_value(pairs.gaps) for pairs in family]
     tests = sum(p is not None for p in p_values)
-    return [
-        replace(
-            item, p_holm=corrected, smallest=smallest_difference(item.sd, len(item.seeds), tests)
+    compared = []
+    for pairs, p, p_holm in zip(family, p_values, holm(p_values), strict=True):
+        gaps = Summary.of(pairs.gaps)
+        compared.append(
+            Comparison(
+                conditions=[condition.title for condition in pairs.conditions],
+                method=pairs.method,
+                measure=pairs.measure,
+                seeds=pairs.seeds,
+                plain=float(pairs.plain.mean()),
+                with_method=float(pairs.values.mean()),
+                difference=gaps.effect,
+                relative=pairs.relative,
+                sd=gaps.sd,
+                equal=bool((pairs.values == pairs.plain).all()),
+                p=p,
+                p_holm=p_holm,
+                smallest=smallest_difference(gaps.sd, gaps.n, tests),
+            )
         )
-        for item, corrected in zip(compared, holm(p_values), strict=True)
-    ]
-
-
-def _compared(pairs: Pairs) -> Comparison:
-    gaps = Summary.of(pairs.gaps)
-    return Comparison(
-        conditions=[condition.title for condition in pairs.conditions],
-        method=pairs.method,
-        measure=pairs.measure,
-        seeds=pairs.seeds,
-        plain=float(pairs.plain.mean()),
-        with_method=float(pairs.values.mean()),
-        difference=gaps.effect,
-        relative=pairs.relative,
-        sd=gaps.sd,
-        equal=bool((pairs.values == pairs.plain).all()),
-        p=p_value(pairs.gaps),
-    )
+    return compared

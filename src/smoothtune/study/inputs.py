@@ -20,7 +20,7 @@ from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import as_task, labeled_rows, source_of
 from smoothtune.files import cache_folder, make_folder, replacing, write_atomic
-from smoothtune.models.load import load_base, weights_fingerprint
+from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.study.fields import DEMO
 from smoothtune.study.records import Extras, Fingerprints
 from smoothtune.tasks.base import Task
@@ -28,28 +28,21 @@ from smoothtune.tasks.prepare import prepare
 
 
 def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None:
-    """Write ``train.parquet`` and ``validation.parquet``, both from the rows that a run trains on.
+    """Write two parts of the rows that a run trains on, which its seed and size choose.
 
-    A `share` of them is the validation split; the seed and `max_train_samples` of the run say which
-    rows they are.
+    A `share` of them is the validation split.
 
     Raises:
         DataError: there are too few rows.
         OutputError: the files cannot be written.
     """
-    task, base = configured_task(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
+    task, base, size = configured_task(run), _base_of(run), run.max_train_samples
     prepared = prepare(
-        source,
-        task,
-        base.tokenizer,
-        max_train_samples=run.max_train_samples,
-        max_eval_samples=1,
-        seed=run.seed,
+        source, task, base.tokenizer, max_train_samples=size, max_eval_samples=1, seed=run.seed
     )
     rows = task.load_splits(source)["train"]
-    order = np.random.default_rng(run.seed).permutation(
-        prepared.task.scorer.example_ids(prepared.train)
-    )
+    numbers = prepared.task.scorer.example_ids(prepared.train)
+    order = np.random.default_rng(run.seed).permutation(numbers)
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
         raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
@@ -57,11 +50,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
 
 
 def write_numbered(rows: Dataset, train: np.ndarray, validation: np.ndarray, folder: Path) -> None:
-    """Write rows by their numbers as ``train.parquet`` and ``validation.parquet``.
-
-    Raises:
-        OutputError: they cannot be written.
-    """
+    """Write rows by their numbers as ``train.parquet`` and ``validation.parquet``."""
     make_folder(folder)
     for name, chosen in (("train", train), ("validation", validation)):
         part = rows.select(chosen, keep_in_memory=True)
@@ -86,17 +75,13 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
 
 
 def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
-    """Sha256, in hex, of the texts of an unlabeled source."""
+    """The same of the texts of an unlabeled source."""
     task = configured_task(run)
     return _fingerprint(task.load_splits(source, labeled=False), task.text_columns)
 
 
 def other_fingerprint(other: OtherData, run: RunConfig) -> str:
-    """Sha256, in hex, of the columns of another data set that a task reads, in all splits.
-
-    Raises:
-        DataError: the source cannot be read.
-    """
+    """The same of another data set."""
     task = as_task(other, configured_task(run))
     return _fingerprint(task.load_splits(source_of(other), need_train=False), task.rows.columns)
 
@@ -107,8 +92,8 @@ def check_other_data(run: RunConfig, extras: Extras) -> None:
     Raises:
         DataError: one cannot be read, or does not fit.
     """
-    task, source = configured_task(run), data_at_hand(run)
-    source = source or task.hub_id or ""
+    task = configured_task(run)
+    source = data_at_hand(run) or task.hub_id or ""
     task = task.with_labels(task.load_splits(source)["train"], source)
     for _, other in extras.ood:
         labeled_rows(other, task)
@@ -128,9 +113,7 @@ def _fingerprint(splits: Mapping[str, Dataset], columns: Iterable[str]) -> str:
 def fingerprints_of(
     run: RunConfig, extras: Extras, known: dict[str, str] | None = None
 ) -> Fingerprints:
-    """Of all that a run reads, as it is now.
-
-    Those in `known` are not taken again; new ones are put there.
+    """Of all that a run reads, as it is now; those in `known` are not taken again.
 
     Raises:
         DataError, ModelError: it is not at hand, or cannot be used.
@@ -173,8 +156,11 @@ def _demo_folder() -> str:
 
 def base_weights_fingerprint(run: RunConfig) -> str:
     """Sha256, in hex, of the weights that a run starts from."""
-    base = load_base(run.model, trust_remote_code=run.trust_remote_code)
-    return weights_fingerprint(base.source)
+    return weights_fingerprint(_base_of(run).source)
+
+
+def _base_of(run: RunConfig) -> Base:
+    return load_base(run.model, trust_remote_code=run.trust_remote_code)
 
 
 def reading(run: RunConfig) -> Task:
@@ -186,7 +172,7 @@ def reading(run: RunConfig) -> Task:
 
 def model_settings(run: RunConfig) -> str:
     """A base model's configuration and tokenizer, as they are loaded."""
-    base = load_base(run.model, trust_remote_code=run.trust_remote_code)
+    base = _base_of(run)
     config = base.config.to_dict() | {"_name_or_path": ""}
     backend = getattr(base.tokenizer, "backend_tokenizer", None)
     tokens = backend.to_str() if backend else base.tokenizer.get_vocab()

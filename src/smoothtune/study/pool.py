@@ -26,19 +26,19 @@ from smoothtune.study.records import STOPPED, Cell, Records, Status
 PRELOAD = ["smoothtune.study.worker"]
 STARTS = 5
 """Attempts to get a process from a server that is killed again and again."""
-ONE_THREAD = {
+ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONSAFEPATH": "1",  # no current directory on the path on which modules are found
 }
+"""Of the server and its forks: one thread each."""
 SERVER_LOST = 255
 """Exit code that multiprocessing tells for a process whose server died; it may still run."""
 BY_SIGNAL = (SERVER_LOST, STOPPED, *(-number for number in STOP_SIGNALS))
 """Exit codes of cells that ended by a signal which the study may get as well, a moment later."""
 SECONDS_FOR_SIGNAL = 1.0
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Python puts no current directory on the path on which it finds modules."""
 MEMORY_PER_CELL = 1.5e9
 """Bytes that a process takes beside its model, on a GPU as in the machine's memory."""
 COPIES_OF_MODEL = 6
@@ -58,7 +58,7 @@ def start_server() -> None:
     """Start the server unless it runs; it imports in the background, so call this early."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    with _environment(ONE_THREAD | SAFE_PATH), _without_current_directory():
+    with _environment(ENVIRONMENT), _without_current_directory():
         from multiprocessing.forkserver import ensure_running
 
         ensure_running()
@@ -179,8 +179,7 @@ def _how_it_died(code: int | None) -> str:
 def _without_current_directory() -> Iterator[None]:
     """Give processes started in a ``with`` no path to the modules of the current directory.
 
-    The folder of the running script stays, where its own modules may lie, and so does what
-    PYTHONPATH names in full: that is what the user asks Python to search.
+    It stays where it is the folder of the running script, or PYTHONPATH names it in full.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     here, kept = Path.cwd(), list(sys.path)
@@ -199,16 +198,14 @@ def _without_current_directory() -> Iterator[None]:
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Environment variables for the time of a ``with``."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def visible_gpus() -> list[str]:
@@ -223,10 +220,7 @@ def visible_gpus() -> list[str]:
 def default_jobs(weight_bytes: int) -> int:
     """How many cells this machine can run at once, by cores and by memory that is free.
 
-    With GPUs both their memory and the machine's count: a run has its context, its weights and what
-    they pass through in both.
-
-    `weight_bytes` are those of the largest model.
+    A run on a GPU has its context, and the `weight_bytes` of its model, in both memories.
     """
     import psutil
     import torch

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
@@ -91,28 +91,18 @@ def read_study(folder: Path) -> StudyRecord:
 
 def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
     """What a cell of this identity reads that has other content by these fingerprints, in words."""
-    now = {
-        "data": prints.data,
-        "base weights": prints.base_weights,
-        "unlabeled data": prints.unlabeled,
-        **{f"other data {name}": content for name, content in prints.ood},
+    others, now = identity.get("extras", {}).get("ood", {}), dict(prints.ood)
+    contents = {
+        "data": (identity["data"], prints.data),
+        "base weights": (identity["base_weights"], prints.base_weights),
+        "unlabeled data": (identity.get("unlabeled"), prints.unlabeled),
+        **{f"other data {name}": (of["source"], now[name]) for name, of in others.items()},
     }
-    others = identity.get("extras", {}).get("ood", {})
-    planned = {
-        "data": identity["data"],
-        "base weights": identity["base_weights"],
-        "unlabeled data": identity.get("unlabeled"),
-        **{f"other data {name}": read_as["source"] for name, read_as in others.items()},
-    }
-    return [name for name in planned if planned[name] != now.get(name)]
+    return [name for name, (planned, found) in contents.items() if planned != found]
 
 
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
-    """What determines the result of a run: data and weights by content, not by path.
-
-    Returns:
-        Plain data; two runs with the same are the same run.
-    """
+    """What determines the result of a run, as plain data: data and weights by content, not path."""
     fields = config.identity()
     for place in ("data", "sep", "encoding", "unlabeled", "model", "task"):
         fields.pop(place, None)
@@ -126,10 +116,8 @@ def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> di
     if prints.unlabeled is not None:
         identity["unlabeled"] = prints.unlabeled
     if extras != Extras():
-        identity["extras"] = {
-            "evaluate": sorted(extras.evaluate),
-            "noise_curve": extras.noise_curve,
-        }
+        parts = sorted(extras.evaluate)
+        identity["extras"] = {"evaluate": parts, "noise_curve": extras.noise_curve}
     if extras.ood:
         content = dict(prints.ood)
         read_as = {name: asdict(other) | {"source": content[name]} for name, other in extras.ood}
@@ -203,8 +191,8 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._rows: dict[str, tuple[str, Row]] = {}
-        """Rows of verified records, with the sha256 of the files that they are of."""
+        self._rows: dict[tuple[str, str], Row] = {}
+        """Rows of verified records, by cell and sha256 of the file."""
 
     def write(self, cell: Cell, content: CellContent) -> None:
         """Write a finished cell, and forget how it failed before."""
@@ -214,8 +202,18 @@ class Records:
         (self.folder / FAILURES / f"{cell.id}.json").unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> CellRecord | None:
-        """The record of a finished cell; None if there is none, or it does not verify."""
-        return _verified(self._path(cell_id))
+        """The record of a finished cell; None if it is not whole, or that of another cell."""
+        content = _read(self._path(cell_id))
+        if content is None:
+            return None
+        signed = {key: value for key, value in content.items() if key != "sha256"}
+        try:
+            whole = content.get("sha256") == digest(signed)
+            own = digest(content.get("identity"))[:16] == cell_id == content.get("id")
+            record = CellRecord.parse(signed)
+        except (ValueError, RecursionError):
+            return None
+        return record if whole and own else None
 
     def row(self, cell_id: str) -> Row | None:
         """What a report needs of a finished cell; None as `read`."""
@@ -223,14 +221,9 @@ class Records:
             content = hashlib.sha256(self._path(cell_id).read_bytes()).hexdigest()
         except OSError:
             return None
-        known, row = self._rows.get(cell_id, ("", None))
-        if known != content:
-            record = self.read(cell_id)
-            if record is None:
-                return None
-            row = row_of(record)
-            self._rows[cell_id] = content, row
-        return row
+        if (cell_id, content) not in self._rows and (record := self.read(cell_id)):
+            self._rows[cell_id, content] = row_of(record)
+        return self._rows.get((cell_id, content))
 
     def _path(self, cell_id: str) -> Path:
         return self.folder / CELLS / f"{cell_id}.json"
@@ -281,21 +274,6 @@ class Records:
             if isinstance(event, dict) and {"event", "cell"} <= event.keys():
                 lines.append(event)
         return lines
-
-
-def _verified(path: Path) -> CellRecord | None:
-    """The record in a cell's file; None if it is not whole, or that of another cell."""
-    content = _read(path)
-    if content is None:
-        return None
-    signed = {key: value for key, value in content.items() if key != "sha256"}
-    try:
-        whole = content.get("sha256") == digest(signed)
-        own = digest(content.get("identity"))[:16] == path.stem == content.get("id")
-        record = CellRecord.parse(signed)
-    except (ValidationError, ValueError, RecursionError):
-        return None
-    return record if whole and own else None
 
 
 def _read(path: Path) -> dict[str, Any] | None:

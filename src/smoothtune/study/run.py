@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -107,33 +107,41 @@ def run_study(
                 choices = plan.choices(records) if stage == "final" else {}
                 cells = plan.final(choices) if stage == "final" else plan.selection_cells()
                 cells = list({cell.id: cell for cell in cells}.values())
-                with tracked(cells, "reading records", console) as shown:
-                    missing = [cell for cell in shown if records.row(cell.id) is None]
-                remaining = {cell.id for cell in missing}
-                for cell in cells:
-                    if cell.id not in remaining:  # killed, perhaps, when its record was written
-                        forget(cell, "done", folder / CHECKPOINTS)
+                missing = _missing(cells, records, console)
                 write_description(plan, folder, cells, choices, command)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                     if study.config.keep_models:
                         _tell_without_model(console, records, cells)
+                if not missing:
+                    continue
                 if any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
                     say(console, SLOW_BFLOAT16)
-                if missing:
-                    if pool is None:
-                        size = jobs or default_jobs(plan.weight_bytes())
-                        pool = Pool(folder, size, keep_models=study.config.keep_models)
-                    with Progress(console, "runs", records) as progress:
-                        progress.start(study.name, len(cells))
-                        if kept := len(cells) - len(missing):
-                            say(console, f"{kept} of {len(cells)} runs are done already")
-                            progress.skip(kept)
-                        execute(missing, pool, progress, signals, lambda: check_owned(folder))
+                if pool is None:
+                    size = jobs or default_jobs(plan.weight_bytes())
+                    pool = Pool(folder, size, keep_models=study.config.keep_models)
+                with Progress(console, "runs", records) as progress:
+                    progress.start(study.name, len(cells))
+                    if kept := len(cells) - len(missing):
+                        say(console, f"{kept} of {len(cells)} runs are done already")
+                        progress.skip(kept)
+                    execute(missing, pool, progress, signals)
         finally:
             if pool is not None:
                 pool.stop()
         return write_study_report(study, plan, folder, console)
+
+
+def _missing(cells: Sequence[Cell], records: Records, console: Console) -> list[Cell]:
+    """Cells without a record; the others need their checkpoints no more."""
+    missing = []
+    with tracked(cells, "reading records", console) as shown:
+        for cell in shown:
+            if records.row(cell.id) is None:
+                missing.append(cell)
+            else:  # killed, perhaps, when its record was written
+                forget(cell, "done", records.folder / CHECKPOINTS)
+    return missing
 
 
 def failed_runs(content: Mapping[str, Any]) -> str:
@@ -143,18 +151,11 @@ def failed_runs(content: Mapping[str, Any]) -> str:
     return f"{counted(len(status), 'run')} failed ({kinds})" * bool(status)
 
 
-def execute(
-    missing: Sequence[Cell],
-    pool: Pool,
-    progress: Progress,
-    signals: Signals,
-    check: Callable[[], None] = lambda: None,
-) -> None:
+def execute(missing: Sequence[Cell], pool: Pool, progress: Progress, signals: Signals) -> None:
     """Run cells until all have ended.
 
-    After cells have ended `check` is called.
-
     Raises:
+        OutputError: the folder was moved or replaced meanwhile.
         Stopped: a signal came; unfinished cells have written nothing.
     """
     waiting, attempts = deque(missing), dict.fromkeys((cell.id for cell in missing), 0)
@@ -177,7 +178,7 @@ def execute(
             if again:
                 waiting.append(ended.cell)
         if done:
-            check()
+            check_owned(pool.folder)
 
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
@@ -33,7 +33,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
 from smoothtune.evaluation.subject import Subject
 from smoothtune.methods.find import find_method
-from smoothtune.results import CellContent, Measured, Part
+from smoothtune.results import CellContent, Measured
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.run.train import Trained, fit, naming_memory
 from smoothtune.study.files import portable, portable_fields
@@ -56,10 +56,7 @@ RESAMPLES = 100
 
 
 def run_here(cell: Cell, folder: Path, keep_model: bool, gpu: str | None = None) -> None:
-    """Run a cell in this process, which does nothing else; what it prints goes into a file.
-
-    `gpu` is the one to use, where there are several.
-    """
+    """Run a cell in this process, on a GPU of several; what it prints goes into a file."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when the first tensor goes there
     gc.freeze()  # the trainer collects garbage: what was imported before the fork stays out of it
@@ -94,21 +91,19 @@ def _end_with_parent() -> None:
 def attempt(
     cell: Cell, work: Path, checkpoints: Path | None = None, models: Path | None = None
 ) -> tuple[Status, CellContent | str]:
-    """`compute` a cell; an error becomes its status.
-
-    Returns:
-        How it ended, with the record's content, or with the message of an error.
-    """
+    """How `compute` ended, with the record's content, or with the message of an error."""
     try:
         return "done", compute(cell, work, checkpoints, models)
     except Stopped:
         raise
     except Exception as error:
         traceback.print_exc()
-        status = classify(error)
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
-        message += "; or --jobs 1" * (status == "out of memory")
-        return status, message
+        if isinstance(error, NonFiniteLoss) or "is not finite" in str(error):
+            return "nan", message
+        if is_out_of_memory(error):
+            return "out of memory", f"{message}; or --jobs 1"
+        return "error", message
 
 
 def compute(
@@ -119,12 +114,8 @@ def compute(
     Args:
         cell: the run.
         work: an empty folder, to be thrown away.
-        checkpoints: folder for those of unfinished cells; a cell with a `save_strategy` goes on
-            from its newest there. None: nothing is kept.
-        models: keep the model folder in it.
-
-    Returns:
-        What the record holds.
+        checkpoints: where those of a cell with a `save_strategy` are, from which it goes on.
+        models: where its model is kept.
     """
     import torch
 
@@ -138,16 +129,13 @@ def compute(
         trained.save(work / "model")
         shutil.rmtree(models / cell.id, ignore_errors=True)  # of the same cell, its record lost
         os.replace(work / "model", models / cell.id)
-    places = {
-        "model": portable(cell.config.model),
-        "config": portable_fields(trained.result.config),
-    }
     with naming_memory(cell.config):
         extras = measure(trained, cell)
     check_inputs(cell)
-    return CellContent(
-        status="done", result=trained.result.model_copy(update=places), extras=extras
-    )
+    fields = portable_fields(trained.result.config)
+    places = {"model": portable(cell.config.model), "config": fields}
+    result = trained.result.model_copy(update=places)
+    return CellContent(status="done", result=result, extras=extras)
 
 
 def check_inputs(cell: Cell) -> None:
@@ -166,7 +154,7 @@ def check_inputs(cell: Cell) -> None:
 
 
 def _fit(cell: Cell, work: Path, checkpoints: Path | None, console: Console) -> Trained:
-    """Train, from the newest checkpoint where the cell keeps them."""
+    """Train, from the newest checkpoint where there is one."""
     if checkpoints is None or cell.config.save_strategy == "no":
         return fit(cell.config, work, resumable=False, console=console)
     own = checkpoints / cell.id
@@ -187,18 +175,18 @@ def measure(trained: Trained, cell: Cell) -> Measured:
         return measured
     subject = _subject(trained, cell)
     if extras.noise_curve:
-        rows = subject.rows(NOISE_ROWS)
-        curve = noise_curve(  # every seed draws again
-            subject.predictor, rows, num_samples=1, further=FURTHER_NOISE
-        )
-        measured.noise = curve.numbers | {
-            f"{point.x:g}": point.y for points in curve.series.values() for point in points
-        }
+        rows = subject.rows(NOISE_ROWS)  # every seed draws again, so one sample is enough
+        curve = noise_curve(subject.predictor, rows, num_samples=1, further=FURTHER_NOISE)
+        points = itertools.chain.from_iterable(curve.series.values())
+        measured.noise = curve.numbers | {f"{point.x:g}": point.y for point in points}
+    for name in extras.evaluate:
+        try:
+            measured.parts[name] = evaluate_part(name, PARTS[name], subject)
+        except ModelError as error:  # the training and its scores are not to be lost by it
+            print(f"{name} is not measured: {error}")
     if extras.evaluate:
-        measured.parts = _measured_parts(extras.evaluate, subject)
-        measured.claims = {
-            name: list(find_method(name).declared.lowers) for name in cell.config.methods
-        }
+        lowered = {name: find_method(name).declared.lowers for name in cell.config.methods}
+        measured.claims = {name: list(quantities) for name, quantities in lowered.items()}
     for name, other in extras.ood:
         results = {OOD + name: other_data(subject, other)}
         for share in extras.further_share:
@@ -208,17 +196,6 @@ def measure(trained: Trained, cell: Cell) -> Measured:
                 read_as["source"] = portable(read_as["source"])
         measured.parts |= results
     return measured
-
-
-def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Part]:
-    """Parts of an evaluation by name; one that the model is not made for is left out."""
-    parts = {}
-    for name in names:
-        try:
-            parts[name] = evaluate_part(name, PARTS[name], subject)
-        except ModelError as error:  # the training and its scores are not to be lost by it
-            print(f"{name} is not measured: {error}")
-    return parts
 
 
 def _subject(trained: Trained, cell: Cell) -> Subject:
@@ -236,10 +213,3 @@ def _subject(trained: Trained, cell: Cell) -> Subject:
     model = trained.model.eval()
     predictor = Predictor(model, trained.base.tokenizer, trained.prepared.task, seed=config.seed)
     return Subject(settings, predictor, trained.prepared)
-
-
-def classify(error: BaseException) -> Status:
-    """What kind of failure an error is."""
-    if isinstance(error, NonFiniteLoss) or "is not finite" in str(error):
-        return "nan"
-    return "out of memory" if is_out_of_memory(error) else "error"

@@ -13,7 +13,7 @@ from smoothtune.study.comparison import (
     Pairs,
     Value,
     compare,
-    over_conditions,
+    family,
     paired,
 )
 from smoothtune.study.fields import PLAIN, ConditionKey
@@ -163,15 +163,13 @@ def compare_methods(runs: Sequence[Run]) -> list[MethodResult]:
 
     p-values are corrected after Holm over the methods of a condition, for each measure apart.
     """
-    pairs = paired(values_of(runs))
-    results = []
+    pairs, results = paired(values_of(runs)), []
     for condition, group in by_condition(runs).items():
         names = method_names(group)
         families = (
-            [pairs[key] for name in names if (key := (condition, measure, name)) in pairs]
-            for measure in TESTED
+            family(pairs, [condition], [(name, measure) for name in names]) for measure in TESTED
         )
-        tested = [item for family in families for item in compare(family)]
+        tested = [item for each in families for item in compare(each)]
         for name in names:
             against = {item.measure: item for item in tested if item.method == name}
             own = pairs.get((condition, "score", name))
@@ -186,10 +184,10 @@ def _method_result(
     own = [run for run in group if run.method == method]
     done = [run for run in own if run.status == "done"]
     status = Counter(run.status for run in own)
-    samples: dict[str, dict[int, float]] = {}
+    samples: dict[str, list[float]] = {}
     for run in done:
         for measure, value in run.measures.items():
-            samples.setdefault(measure, {})[run.seed] = value
+            samples.setdefault(measure, []).append(value)
     both = (pairs.values[0], pairs.plain[0]) if pairs else None
     return MethodResult(
         condition=group[0].condition,
@@ -197,41 +195,43 @@ def _method_result(
         setting=own[0].setting,
         metric=done[0].metric if done else None,
         trivial_baseline=max((run.trivial_baseline or 0.0 for run in done), default=None),
-        not_above_constant=sum(map(_is_not_above_constant, done)),
+        not_above_constant=sum(
+            run.trivial_baseline is not None
+            and run.measures["score"] <= run.trivial_baseline + ROUNDING
+            for run in done
+        ),
         planned=len(own),
         missing=status["missing"],
         failed={name: n for name, n in status.items() if name not in ("done", "missing")},
-        measures={name: Summary.of(list(by_seed.values())) for name, by_seed in samples.items()},
+        measures={name: Summary.of(values) for name, values in samples.items()},
         against_plain=against,
         variance_ratio=variance_ratio(*both) if both else None,
         p_variance=variance_test(*both) if both else None,
-        cost_ratio=_cost_ratio(group, method) if both else None,
+        cost_ratio=_cost_ratio(done, group) if both else None,
     )
 
 
-def _is_not_above_constant(run: Run) -> bool:
-    constant = run.trivial_baseline
-    return constant is not None and run.measures["score"] <= constant + ROUNDING
-
-
-def _cost_ratio(group: Iterable[Run], method: str) -> float | None:
-    """Training time relative to plain's, under one condition."""
-    times: dict[str, dict[int, TrainingTime]] = {method: {}, PLAIN: {}}
-    for run in group:
-        if run.method in times and run.status == "done" and "train_seconds" in run.measures:
-            time = TrainingTime(run.measures["train_seconds"], run.device)
-            times[run.method][run.seed] = time
-    own, plain = times[method], times[PLAIN]
+def _cost_ratio(done: Iterable[Run], group: Iterable[Run]) -> float | None:
+    """Training time of runs relative to that of plain's in their group."""
+    own = _times(done)
+    plain = _times(run for run in group if run.method == PLAIN and run.status == "done")
     return time_ratio((own[seed], plain[seed]) for seed in own if seed in plain)
 
 
-def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
-    """Mean differences from plain over all conditions, for methods that have every one of them.
+def _times(runs: Iterable[Run]) -> dict[int, TrainingTime]:
+    """By seed."""
+    return {
+        run.seed: TrainingTime(run.measures["train_seconds"], run.device)
+        for run in runs
+        if "train_seconds" in run.measures
+    }
 
-    Returns:
-        By measure of `TESTED`, a t-test of the seeds' mean differences for every method; conditions
-        in which a measure beside the score is missing do not count. Empty for fewer than two
-        conditions, and where no method has every one.
+
+def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
+    """By measure of `TESTED`, mean differences from plain over all conditions, where there are some.
+
+    Of methods that have every one of them; conditions in which a measure beside the score is
+    missing do not count.
     """
     values = list(values_of(runs))
     pairs, names = paired(values), method_names(runs)
@@ -239,20 +239,19 @@ def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
     for measure in TESTED:
         measured = {value.condition for value in values if value.measure == measure}
         conditions = [c for c in by_condition(runs) if c in measured or measure == "score"]
-        if len(conditions) > 1:
-            family = (over_conditions(pairs, conditions, measure, name) for name in names)
-            if common := [each for each in family if each]:
-                compared[measure] = compare(common)
+        common = family(pairs, conditions, [(name, measure) for name in names])
+        if len(conditions) > 1 and common:
+            compared[measure] = compare(common)
     return compared
 
 
 def compare_quantities(runs: Sequence[Run]) -> list[Comparison]:
     """Methods against plain in the quantities that they are about, and in robustness.
 
-    Differences are relative to plain's mean, as units and sizes differ, unless it is 0, under every
-    condition and, where there are several, over all of them. p-values are corrected after Holm
-    under a condition for each of three families: quantities that methods are about; what stands
-    beside these and does not depend on the size of the logits; robustness.
+    Under every condition and, where there are several, over all of them. Differences are relative
+    to plain's mean, unless it is 0. p-values are corrected after Holm under a condition for each of
+    three families: quantities that methods are about; what stands beside these and does not depend
+    on the size of the logits; robustness.
     """
     measured = [run for run in runs if run.measures.keys() - set(MEASURES)]
     pairs, conditions = paired(values_of(measured)), list(by_condition(measured))
@@ -264,8 +263,8 @@ def compare_quantities(runs: Sequence[Run]) -> list[Comparison]:
     compared = []
     for measures in (claims, list(dict.fromkeys(beside)), robust):
         for group in groups:
-            family = (over_conditions(pairs, group, name, method) for method, name in measures)
+            own = family(pairs, group, measures)
             compared += compare(
-                [replace(each, relative=bool(each.plain.mean(1).all())) for each in family if each]
+                [replace(each, relative=bool(each.plain.mean(1).all())) for each in own]
             )
     return compared

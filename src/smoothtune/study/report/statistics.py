@@ -13,9 +13,9 @@ Behavioral Sciences, 1988 (power, by the noncentral t distribution).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -63,9 +63,14 @@ def p_value(gaps: ArrayLike) -> float | None:
         return None
     if Summary.of(x).sd == 0:  # the same but for rounding: t would be infinite
         return float(2.0 ** (1 - len(x)))
-    with warnings.catch_warnings():  # nearly equal scores: imprecise, and far from significance
+    return _finite_p(lambda: stats.ttest_1samp(x, 0))
+
+
+def _finite_p(test: Callable[[], Any]) -> float | None:
+    """The p-value of a test; nearly equal scores have none, or an imprecise one."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        value = float(stats.ttest_1samp(x, 0).pvalue)
+        value = float(test().pvalue)
     return value if np.isfinite(value) else None
 
 
@@ -108,13 +113,8 @@ def seeds_needed(gap: float, sd: float, num_methods: int) -> int:
 def smallest_difference(sd: float | None, num_seeds: int, num_methods: int) -> float | None:
     """The true mean difference that a paired t-test finds with a power of 80 %.
 
-    Args:
-        sd: standard deviation of the differences over seeds.
-        num_seeds: how many there are.
-        num_methods: 5 % are divided by it, as in the first step of Holm's correction.
-
-    Returns:
-        In the units of `sd`; None for fewer than two seeds, or differences that are all alike.
+    In the units of `sd`, and by the same arguments as `seeds_needed`; None for fewer than two
+    seeds, or differences that are all alike.
     """
     if not sd or num_seeds < 2:
         return None
@@ -131,10 +131,7 @@ def _smallest_shift(num_seeds: int, num_methods: int) -> float:
 
 
 def _power(shift: float, num_seeds: int, num_methods: int) -> float:
-    """Probability of a significant difference of the right sign.
-
-    The `shift` is the true mean difference in standard errors.
-    """
+    """Probability of a significant difference of the right sign, of `shift` standard errors."""
     critical = stats.t.ppf(1 - LEVEL / num_methods / 2, num_seeds - 1)
     return float(stats.nct.sf(critical, num_seeds - 1, shift))
 
@@ -143,12 +140,10 @@ def _power(shift: float, num_seeds: int, num_methods: int) -> float:
 
 
 def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
-    """var(a) / var(b), below 1 if `a` is the stabler; None if b never varies.
+    """var(a) / var(b) of scores (N,) of the same seeds; None if b never varies.
 
     Pairs are resampled; resamples in which b does not vary are left out. Fewer than `ENOUGH_SEEDS`
     have no interval: the few resamples that there are would make it too narrow, or a point.
-
-    Scores (N,) are of the same seeds.
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 2 or np.ptp(y) == 0:
@@ -164,14 +159,8 @@ def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
 
 
 def variance_test(a: ArrayLike, b: ArrayLike) -> float | None:
-    """p-value of the Brown-Forsythe test (Levene's with medians) of equal variances.
-
-    Scores (N,) are of the same seeds.
-    """
+    """p-value of the Brown-Forsythe test of equal variances of scores (N,)."""
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 3 or (np.ptp(x) == 0 and np.ptp(y) == 0):
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        value = float(stats.levene(x, y, center="median").pvalue)
-    return value if np.isfinite(value) else None
+    return _finite_p(lambda: stats.levene(x, y, center="median"))
