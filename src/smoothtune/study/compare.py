@@ -19,11 +19,11 @@ NOTE = "# Written by smoothtune train --compare; the same runs: smoothtune study
 
 
 def comparison_study(run: RunConfig, others: Sequence[str], seeds: int) -> dict[str, Any]:
-    """The content of a study file that compares a run's methods with others.
+    """The content of a study file that compares a run's methods with others, and with plain.
 
     Args:
-        run: its methods are compared, all its other fields are shared; its seed is the first one.
-        others: ``NAME[:FIELD=VALUE,...]`` of the methods to compare with; plain is always there.
+        run: all its other fields are shared; its seed is the first one.
+        others: ``NAME[:FIELD=VALUE,...]`` of methods.
         seeds: number of seeds.
 
     Raises:
@@ -59,9 +59,8 @@ def write_comparison(run: RunConfig, others: Sequence[str], seeds: int) -> Path:
         ConfigError: there is nothing to compare.
         OutputError: the file exists with another content.
     """
-    text = NOTE + yaml.safe_dump(
-        comparison_study(run, others, seeds), sort_keys=False, allow_unicode=True
-    )
+    study = comparison_study(run, others, seeds)
+    text = NOTE + yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
     file = Path(f"{run.output_dir.rstrip(os.sep)}.study.yaml")
     if file.exists() and file.read_text("utf-8") != text and not run.overwrite_output_dir:
         raise OutputError(

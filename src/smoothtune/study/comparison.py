@@ -96,6 +96,11 @@ class Comparison:
     """The true difference that the seeds would have shown with a power of 80 %."""
 
     @property
+    def gap(self) -> float:
+        """The mean difference."""
+        return self.difference.value
+
+    @property
     def condition(self) -> str:
         """The title of its condition, or `ALL`."""
         return ALL if len(self.conditions) > 1 else self.conditions[0]

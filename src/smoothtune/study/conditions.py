@@ -146,8 +146,7 @@ def _are_names(value: Any) -> bool:
 def _other(other: OtherData, data: Any, run: Mapping[str, Any]) -> OtherData:
     """Another data set, found beside those of the tasks where it is there.
 
-    The name of a task stands for its columns and its data on the hub. What limits the rows that a
-    run is evaluated on limits these as well.
+    The name of a task stands for its columns and its data; `max_eval_samples` limits these as well.
     """
     if other.max_rows is None and isinstance(run.get("max_eval_samples"), int):
         other = replace(other, max_rows=run["max_eval_samples"])
@@ -165,10 +164,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _data_of(task: str, run: Mapping[str, Any], folder: Any) -> dict[str, Any]:
-    """Where a task's data and its unlabeled texts are.
+    """Where a task's data are.
 
-    A folder of data sets has a sub-folder for each task, or one that a task's own `data` names; a
-    relative path below it, as ``sets/one.parquet``, is found there too.
+    A folder of data sets has a sub-folder for each task, or what a task's own `data` names in it.
     """
     if task == DEMO and run.get("text_columns") is None:
         return {"data": DEMO, "text_columns": ["sentence"]}

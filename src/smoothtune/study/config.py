@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,16 +50,13 @@ def load_study(
     options: Mapping[str, Any] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> Study:
-    """Read a study and check every run in it.
+    """Read a study and check every run in it; plain fine-tuning is added, and `LONGER`.
 
     Args:
         file: a YAML file.
         scale: one of the file's ``scales``, whose keys win over the others.
         options: fields by name that win over the file, from the command line; None: not given.
         only: which "methods" (labels), "tasks" and "models" to take of those in the file.
-
-    Returns:
-        The study. Plain fine-tuning is in it, and `LONGER` beside it, whether listed or not.
 
     Raises:
         ConfigError: with all that is wrong, each with file, line and field.
@@ -84,9 +80,8 @@ def load_study(
     conditions, entries = _chosen(draft, conditions, entries, only or {})
     fields = {
         (c, e, s): _options(condition, entry, setting, forced) | {"seed": config.seeds[0]}
-        for (c, condition), (e, entry) in itertools.product(
-            enumerate(conditions), enumerate(entries)
-        )
+        for c, condition in enumerate(conditions)
+        for e, entry in enumerate(entries)
         for s, setting in enumerate(entry.settings)
         if condition.methods is None or entry.label in (PLAIN, *condition.methods)
     }
@@ -106,11 +101,7 @@ def _keep_selection_seeds(draft: Draft, given: Mapping[str, Any]) -> None:
 def _checked_runs(
     draft: Draft, entries: Sequence[Entry], fields: Mapping[tuple[int, int, int], dict[str, Any]]
 ) -> dict[tuple[int, int, int], RunConfig]:
-    """The runs of a study, as `Study.runs`, from their fields.
-
-    Raises:
-        ConfigError: with all that can be found wrong without importing torch, or else with it.
-    """
+    """The runs, from their fields; what can be found wrong without importing torch is first."""
     for (_, e, _), options in fields.items():
         _reported(draft, entries[e], partial(check_draft, read_draft(options=options)))
     draft.stop_at_problems()
@@ -147,27 +138,23 @@ def _entries(
     if not isinstance(listed, list):
         draft.report(("methods",), "must be a list: [plain, lnsr, [mixout, r3f]]")
         return []
-    entries = []
-    for index, item in enumerate(listed):
-        at = ("methods", index)
-        entries.append(read_entry(item, at, search, draft, weak, config.method_fields))
+    entries = [
+        read_entry(item, ("methods", index), search, draft, weak, config.method_fields)
+        for index, item in enumerate(listed)
+    ]
     if PLAIN not in [entry.label for entry in entries]:
         entries.insert(0, read_entry(PLAIN, ("methods",), search, draft))
     labels = [entry.label for entry in entries]
-    plain = entries[labels.index(PLAIN)]
     for entry in entries:
         others = any(list(setting.methods) != [PLAIN] for setting in entry.settings)
         if entry.label in (PLAIN, LONGER) and others:
             draft.report(entry.location, f"the label {entry.label} belongs to plain fine-tuning")
-    if config.more_epochs is not None and LONGER not in labels:
-        settings = [
-            Setting(s.methods, s.changes, s.epochs_factor * config.more_epochs)
-            for s in plain.settings
-        ]
-        entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
-    for entry in entries:
         if labels.count(entry.label) > 1:
             draft.report(entry.location, f"{entry.label!r} is repeated; give one of them a label")
+    if config.more_epochs is not None and LONGER not in labels:
+        plain, factor = entries[labels.index(PLAIN)], config.more_epochs
+        settings = [replace(s, epochs_factor=s.epochs_factor * factor) for s in plain.settings]
+        entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
     return entries
 
 
@@ -187,10 +174,7 @@ def _check_method_fields(
     entries: Sequence[Entry],
     protocol: Protocol | None,
 ) -> None:
-    """Fields are for a method, or for the label of an entry; of several methods, those of a run.
-
-    A protocol may name methods that the study leaves out.
-    """
+    """Fields are for a method, or for the label of an entry; of several methods, those of a run."""
     methods = {name for entry in entries for setting in entry.settings for name in setting.methods}
     labels = {entry.label: entry for entry in entries}
     known = {*methods, *labels, *known_methods(), *(protocol.methods_of_parts if protocol else ())}

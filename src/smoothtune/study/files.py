@@ -18,9 +18,6 @@ def read_study_file(path: Path, scale: str | None) -> Draft:
 
     ``include: FILE`` takes over the keys of another file beside it; ``scales`` holds keys by the
     name of a scale. What is said later wins, key by key: the included file, the file, the scale.
-
-    Returns:
-        The keys, with their places; unreadable files are among its problems.
     """
     draft, scales = _read(path, 0)
     if scale is None:
@@ -84,11 +81,7 @@ def recipes_folder() -> Path:
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes by name.
-
-    Returns:
-        Files by name; files that others include begin with an underscore and are left out.
-    """
+    """Recipes by name; files that others include begin with an underscore and are left out."""
     files = sorted(recipes_folder().glob("*.yaml"))
     return {path.stem: path for path in files if not path.stem.startswith("_")}
 

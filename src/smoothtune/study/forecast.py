@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from smoothtune.config.run import RunConfig
 from smoothtune.console import say, tracked
 from smoothtune.errors import counted
 from smoothtune.run.inputs import read_inputs
@@ -26,26 +27,23 @@ from smoothtune.study.table import Row
 def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: Console) -> None:
     """Print the cells of a study, how many are done, and the time for the others.
 
-    The time is judged by cells that are done, in the same folder: of the same method on the same
-    condition where there are any, else of the same condition. Without any it is not known.
+    The time is judged by cells that are done, of the same method on the same condition where there
+    are any, else of the same condition.
 
     Raises:
-        DataError: the data of a task are not there.
-        ModelError: nor is a model.
+        DataError, ModelError: the data of a task, or a model, are not there.
     """
-    chosen = sum(len(entry.settings) > 1 for entry in study.entries)
-    several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
+    choosing = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
     count = len({(c, e) for c, e, _ in study.runs}) * len(study.config.seeds)
-    choosing = len(several) * len(study.selection_seeds)
+    runs = counted(count, "run")
+    if any(len(entry.settings) > 1 for entry in study.entries):
+        runs += f", and {len(choosing) * len(study.selection_seeds)} to choose settings"
     methods = counted(len(study.entries), "method")
     conditions = counted(len(study.conditions), "condition")
     say(console, f"{study.name}: {methods} x {conditions}")
     say(console, f"  methods: {', '.join(entry.label for entry in study.entries)}")
     say(console, f"  seeds: {', '.join(map(str, study.config.seeds))}")
-    say(
-        console,
-        f"  {counted(count, 'run')}" + f", and {choosing} to choose settings" * (chosen > 0),
-    )
+    say(console, f"  {runs}")
     plan, records = Plan(study, None), Records(folder or Path())
     cells = [*plan.selection_cells(), *plan.final(plan.choices(records))]
     at_once = jobs or default_jobs(plan.weight_bytes())
@@ -87,17 +85,15 @@ def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | Non
 def inspect_study(study: Study, console: Console) -> None:
     """Check every run of a study as far as it goes before its first step.
 
-    Data and tokenizer are read once for every task, model and training-set size.
-
     Raises:
         ConfigError: methods, model, adapters and settings of a run do not fit together.
         ModelError: a model cannot be found, or its tokenizer cannot be used.
         DataError: the data of a task cannot be read or do not fit it.
     """
-    for number in range(len(study.conditions)):
-        runs = [run for (c, _, _), run in study.runs.items() if c == number]
-        if not runs:
-            continue
+    conditions: dict[int, list[RunConfig]] = {}
+    for (c, _, _), run in study.runs.items():
+        conditions.setdefault(c, []).append(run)
+    for runs in conditions.values():
         first = runs[0].model_copy(update={"data": data_at_hand(runs[0])})
         inputs = read_inputs(first, console)
         models = dict[str, Any]()

@@ -48,9 +48,8 @@ class About(Fields):
 
     def merged(self, other: About) -> About:
         """What both say; the other wins."""
-        given = {k: v for k, v in other if k in About.model_fields and v is not None}
-        own = {k: v for k, v in self if k in About.model_fields and v is not None}
-        return About(**(own | given))
+        both = (item for about in (self, other) for item in about)
+        return About(**{k: v for k, v in both if k in About.model_fields and v is not None})
 
 
 class Line(About):
@@ -174,13 +173,8 @@ Layout = Annotated[
 
 def paper_models(layouts: Sequence[Any]) -> list[str]:
     """The models that layouts name, in their order."""
-    lines = [
-        about
-        for layout in layouts
-        for about in (
-            [layout.about, *(n for n in (*layout.rows, *layout.columns) if not n.not_run)]
-            if isinstance(layout, TableLayout)
-            else [layout.about]
-        )
-    ]
-    return list(dict.fromkeys(about.model for about in lines if about.model is not None))
+    named: list[About] = []
+    for layout in layouts:
+        lines = [*layout.rows, *layout.columns] if isinstance(layout, TableLayout) else []
+        named += [layout.about, *(line for line in lines if not line.not_run)]
+    return list(dict.fromkeys(about.model for about in named if about.model is not None))

@@ -1,9 +1,7 @@
-"""From a study to its cells, and how settings are chosen without looking at the development set.
+"""From a study to its cells.
 
-Where an entry has several settings, each is trained on a part of the training rows and compared on
-the rest of them, for every task, model and size. The best one is then trained with all seeds and
-evaluated on the development set once. Cells of one seed share training rows, their order and the
-initial head, whatever the method, so comparisons are paired by seed.
+Settings of an entry are compared on a part of the training rows, under every condition. The best
+one is then trained with all seeds, and evaluated on the development set once.
 """
 
 from __future__ import annotations
@@ -65,9 +63,6 @@ class Plan:
         folder: the study's output folder, for parts of training data; None to plan only.
         recorded: fingerprints that the folder holds, see `read_study`: neither data nor
             models are looked at, and what they do not tell of has not been run. None: read all.
-
-    Attributes:
-        prints: the fingerprints by cell, as `_cell_key` names it.
     """
 
     def __init__(
@@ -78,6 +73,7 @@ class Plan:
     ) -> None:
         self.study, self.folder, self.recorded = study, folder, recorded
         self.prints: dict[str, Fingerprints] = {}
+        """By cell, as `_cell_key` names it."""
         self._known: dict[str, str] = {}
         """Fingerprints by what they are of."""
         self._by_id: dict[str, Cell] = {}
@@ -214,11 +210,7 @@ class Plan:
 
 
 def _refuse_other(cell: Cell, first: Cell) -> None:
-    """Conditions may share a run, unless they differ in what its id does not tell.
-
-    Raises:
-        ConfigError: they do.
-    """
+    """Conditions may share a run, unless they differ in what its id does not tell."""
     if cell.condition == first.condition:
         return
     beside: dict[str, tuple[str, Callable[[RunConfig], Any]]] = {

@@ -1,8 +1,4 @@
-"""Protocols: how a paper trained, as a named file of the same keys as a study.
-
-A study that says ``protocol: NAME`` takes from it all that it does not say itself. Whatever a study
-then does otherwise is a departure, and its page lists it.
-"""
+"""How a paper trained: ``protocol: NAME`` in a study takes from it what the study leaves open."""
 
 from __future__ import annotations
 
@@ -78,11 +74,7 @@ def read_protocol(name: str) -> Protocol:
 
 
 def add_protocol(draft: Draft) -> Protocol | None:
-    """Fill in what a study leaves to its protocol.
-
-    Raises:
-        ConfigError: there is no such protocol, or it is not valid.
-    """
+    """Fill in what a study leaves to its protocol; raises as `read_protocol`."""
     name = draft.values.get("protocol")
     if not isinstance(name, str):
         return None
@@ -96,11 +88,11 @@ def add_protocol(draft: Draft) -> Protocol | None:
         known = [_without(item, limits) for item in printed]
         by_name = {name_of(item): item for item in known}
         of_study = draft.values.get(key)
-        if of_study is None and known:
-            draft.put(key, known, place)
-        elif of_study is not None:
+        if of_study is not None:
             items = of_study if isinstance(of_study, list) else [of_study]
             draft.values[key] = [_with(item, by_name.get(name_of(item))) for item in items]
+        elif known:
+            draft.put(key, known, place)
     return protocol
 
 
@@ -133,11 +125,7 @@ def fields_here(
     label: str,
     method_fields: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The methods of a setting with the fields that hold under a condition.
-
-    Returns:
-        Fields by method, and fields of the run.
-    """
+    """Fields by method, and fields of the run, of a setting under a condition."""
     in_force = {name: dict(fields) for name, fields in methods.items()}
     changes: dict[str, Any] = {}
     for key in dict.fromkeys([*methods, label]):

@@ -82,7 +82,7 @@ def run_study(
             study, because the file has changed, are left alone.
         jobs: cells that run at once; None: as cores and memory allow.
         console: where to print.
-        command: how the study was started, for the record.
+        command: how the study was started.
 
     Returns:
         The content of ``results.json``.
@@ -158,7 +158,7 @@ def execute(missing: Sequence[Cell], pool: Pool, progress: Progress, signals: Si
         OutputError: the folder was moved or replaced meanwhile.
         Stopped: a signal came; unfinished cells have written nothing.
     """
-    waiting, attempts = deque(missing), dict.fromkeys((cell.id for cell in missing), 0)
+    waiting, attempts = deque(missing), Counter[str]()
     running: dict[str, Cell] = {}
     while waiting or running:
         while waiting and len(running) < pool.size and not signals.received:
@@ -183,7 +183,7 @@ def execute(missing: Sequence[Cell], pool: Pool, progress: Progress, signals: Si
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:
     """Say how many finished cells the study no longer asks for."""
-    planned = {cell.id for cell in cells} | {cell.id for cell in plan.selection_cells()}
+    planned = {cell.id for cell in [*cells, *plan.selection_cells()]}
     others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in planned]
     if others:
         are = "is" if len(others) == 1 else "are"

@@ -12,22 +12,18 @@ from smoothtune.study.records import Records, read_study
 
 
 def show_status(folder: Path, console: Console) -> dict[str, int]:
-    """Say how far the study in a folder is, without importing torch.
+    """Say how many cells of the study in a folder are done, running, failed and open.
 
-    Returns:
-        Number of cells that are done, running, failed and open; running ones only if a study is
-        at work on the folder now.
+    Without importing torch.
 
     Raises:
         OutputError: there is no study.
     """
-    study = read_study(folder)
-    cells = study.cells
-    records = Records(folder)
+    study, records = read_study(folder), Records(folder)
     last = {line["cell"]: line["event"] for line in records.log()}
     states: dict[str, list[str]] = {"done": [], "running": [], "failed": [], "open": []}
     at_work = is_owned(folder)
-    with tracked(cells, "reading records", console) as shown:
+    with tracked(study.cells, "reading records", console) as shown:
         for cell in shown:
             if records.row(cell.id):
                 states["done"].append(cell.title)
@@ -39,7 +35,7 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
             else:
                 states["open"].append(cell.title)
     counts = {name: len(titles) for name, titles in states.items()}
-    total = len(cells)
+    total = len(study.cells)
     say(console, f"{study.name}: {counts['done']} of {total} runs done")
     for name in ("running", "failed"):
         for title in states[name]:

@@ -93,8 +93,7 @@ def robustness_of(extras: Measured, above: float) -> Numbers:
 
     Args:
         extras: of the record of a run.
-        above: its score above that of a constant answer; what it has not it cannot lose, so a run
-            with less than 0.1 withstands nothing that could be compared.
+        above: its score above that of a constant answer, `LOST` of which it can lose or not.
     """
     tolerated = {}
     if above >= LOST:

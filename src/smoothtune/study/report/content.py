@@ -12,11 +12,13 @@ from smoothtune.console import tracked
 from smoothtune.report.page import Table
 from smoothtune.study.comparison import Comparison
 from smoothtune.study.config import Study
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.plan import Choice, Plan
-from smoothtune.study.records import Cell, Records
+from smoothtune.study.records import Records
 from smoothtune.study.report.methods import (
     MethodResult,
     Run,
+    by_condition,
     compare_methods,
     compare_quantities,
     devices,
@@ -56,6 +58,17 @@ class StudyContent:
     runs: list[Run] = field(default_factory=list)
 
     @property
+    def conditions(self) -> dict[ConditionKey, list[MethodResult]]:
+        """The methods under each condition."""
+        return by_condition(self.methods)
+
+    def overall(self, measure: str = "score") -> list[Comparison]:
+        """A measure of every method against plain over all conditions, or in the only one."""
+        if len(self.conditions) > 1:
+            return self.over_tasks.get(measure, [])
+        return [own for item in self.methods if (own := item.against_plain.get(measure))]
+
+    @property
     def comparisons(self) -> Iterator[Comparison]:
         """All of them."""
         for method in self.methods:
@@ -82,6 +95,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
     trials, cells = plan.selection_cells(), plan.final(choices)
     with tracked(cells, "reading records", console) as shown:
         runs = [run_of(cell, records) for cell in shown]
+    planned = [*((cell, run_of(cell, records)) for cell in trials), *zip(cells, runs, strict=True)]
     return StudyContent(
         name=study.name,
         title=study.config.title or study.name,
@@ -93,19 +107,15 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         choices=list(choices.values()),
         training=training_table(cells, records),
         method_fields=method_table(cells, runs),
-        failures=_failures([*trials, *cells], [*(run_of(cell, records) for cell in trials), *runs]),
+        failures=[
+            Failure(cell.title, run.status, run.message)
+            for cell, run in planned
+            if run.status not in ("done", "missing")
+        ],
         versions=_versions(runs),
         devices=devices(runs),
         runs=runs,
     )
-
-
-def _failures(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Failure]:
-    return [
-        Failure(cell.title, run.status, run.message)
-        for cell, run in zip(cells, runs, strict=True)
-        if run.status not in ("done", "missing")
-    ]
 
 
 def _versions(runs: Sequence[Run]) -> dict[str, list[str]]:

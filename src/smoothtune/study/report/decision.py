@@ -11,7 +11,6 @@ from smoothtune.report.tables import POINTS, effect_text
 from smoothtune.study.comparison import Comparison
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.methods import by_condition
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, MOST_SEEDS, POWER, seeds_needed
 from smoothtune.study.report.tables import TITLES, is_better
 
@@ -28,27 +27,23 @@ CHANCE = f"with a chance of {100 * POWER:.0f} %"
 def decision(content: StudyContent) -> Sentence:
     """Use a method, run more seeds, or stay with plain fine-tuning."""
     plain = [item for item in content.methods if item.method == PLAIN and item.score]
-    compared = overall(content)
+    compared = content.overall()
     if not plain or not compared:
         missing = "plain fine-tuning" if not plain else "a method beside plain"
         text = f"Go on with the study: {missing} has no finished run everywhere."
         return Sentence("fragile", text)
     if all(item.is_at_chance for item in plain):
-        return Sentence(
-            "fragile",
-            "Train longer or with a higher learning rate first: plain fine-tuning is not above a "
-            "constant answer, so comparisons with it mean nothing.",
+        text = (
+            "plain fine-tuning is not above a constant answer, so comparisons with it mean nothing."
         )
+        return Sentence("fragile", f"Train longer or with a higher learning rate first: {text}")
     if all(item.equal for item in compared):
         names = [item.method for item in compared]
-        acts = "it acts" if len(names) == 1 else "they act"
-        return Sentence(
-            "fragile",
-            f"Equal to plain in every run: {', '.join(names)}. Check that {acts} at all.",
-        )
+        text = f"Check that {'it acts' if len(names) == 1 else 'they act'} at all."
+        return Sentence("fragile", f"Equal to plain in every run: {', '.join(names)}. {text}")
     better = [item for item in compared if item.is_established and is_better(item)]
     if better:
-        best = max(better, key=gap)
+        best = max(better, key=lambda item: item.gap)
         lost = _lost(content, best)
         return Sentence(
             "fragile" if lost else "good",
@@ -68,13 +63,13 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
     for measure in PROBABILITIES:
         better = [
             item
-            for item in overall(content, measure)
+            for item in content.overall(measure)
             if item.method in kept and item.is_established and is_better(item)
         ]
         if better:
-            best = min(better, key=gap)
+            best = min(better, key=lambda item: item.gap)
             score, lost = kept[best.method], _lost(content, best)
-            is_lower = score.difference.excludes_zero and gap(score) < 0
+            is_lower = score.difference.excludes_zero and score.gap < 0
             how = f"lower by less than {POINTS * MARGIN:.1f} points" if is_lower else "not lower"
             return Sentence(
                 "fragile" if lost else "good",
@@ -88,17 +83,17 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
 
 def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
     """No method is shown to be better with enough seeds and after the correction."""
-    place, above = where(compared[0]), [item for item in compared if gap(item) >= WORTH]
+    place, above = where(compared[0]), [item for item in compared if item.gap >= WORTH]
     if not above:
         text = f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it{place}."
         return Sentence("note", text)
     if (seeds := max(len(item.seeds) for item in above)) < SEEDS_FOR_SPREAD:
-        best = max(above, key=gap)
+        best = max(above, key=lambda item: item.gap)
         few = "one says" if seeds == 1 else f"{seeds} say"
         text = f"{few} nothing, not even of {best.method} ({_shown(best)}{place})."
         return Sentence("fragile", f"Run {ENOUGH_SEEDS - seeds} more seeds: {text}")
     needs = {item.method: _needed(item, len(compared)) for item in above}
-    best = min(above, key=lambda item: (needs[item.method], -gap(item)))
+    best = min(above, key=lambda item: (needs[item.method], -item.gap))
     needed, ahead = needs[best.method], f"{best.method} is ahead of it by {_shown(best)}{place}"
     if needed > MOST_SEEDS:
         return Sentence(
@@ -119,19 +114,7 @@ def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentenc
 def _needed(item: Comparison, num_methods: int) -> int:
     if item.sd is None:
         return MOST_SEEDS + 1
-    return max(ENOUGH_SEEDS, seeds_needed(gap(item), item.sd, num_methods))
-
-
-def overall(content: StudyContent, measure: str = "score") -> list[Comparison]:
-    """A measure of every method against plain over all conditions, or in the only one."""
-    if len(by_condition(content.methods)) > 1:
-        return content.over_tasks.get(measure, [])
-    return [against for item in content.methods if (against := item.against_plain.get(measure))]
-
-
-def gap(item: Comparison) -> float:
-    """The mean difference."""
-    return item.difference.value
+    return max(ENOUGH_SEEDS, seeds_needed(item.gap, item.sd, num_methods))
 
 
 def _shown(item: Comparison) -> str:

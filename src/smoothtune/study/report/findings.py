@@ -11,13 +11,8 @@ from smoothtune.report.tables import POINTS
 from smoothtune.study.comparison import Comparison
 from smoothtune.study.fields import LONGER, PLAIN
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.decision import CHANCE, decision, gap, overall, where
-from smoothtune.study.report.methods import (
-    RELATIVE_TO_LOGITS,
-    MethodResult,
-    by_condition,
-    method_names,
-)
+from smoothtune.study.report.decision import CHANCE, decision, where
+from smoothtune.study.report.methods import RELATIVE_TO_LOGITS, MethodResult, method_names
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, TEST
 from smoothtune.study.report.tables import TITLES, is_better
 from smoothtune.study.table import ROBUSTNESS
@@ -51,7 +46,7 @@ def findings(content: StudyContent) -> list[Sentence]:
 def _completeness(content: StudyContent) -> Sentence:
     planned = sum(item.planned for item in content.methods)
     seeds = [item.score.n for item in content.methods if item.score]
-    done = sum(seeds)
+    done, most = sum(seeds), max(seeds, default=0)
     failed = sum(sum(item.failed.values()) for item in content.methods)
     text = f"{done} of {planned} runs are done, {failed} failed."
     text += " Failed runs are in no mean." * (failed > 0)
@@ -59,8 +54,8 @@ def _completeness(content: StudyContent) -> Sentence:
     if 0 < len(absent) <= MOST_NAMED:
         names = (f"{item.method} on {item.condition.title}" for item in absent)
         text += f" Nothing was run of {'; '.join(names)}."
-    if few := max(seeds, default=0) < ENOUGH_SEEDS:
-        text += f" {_few_seeds(max(seeds, default=0))}"
+    if few := most < ENOUGH_SEEDS:
+        text += f" {_few_seeds(most)}"
     mixed = [name for name, values in content.versions.items() if len(values) > 1]
     if mixed:
         text += f" The runs used several versions of {', '.join(mixed)}."
@@ -79,17 +74,17 @@ def _few_seeds(count: int) -> str:
 
 def _scores(content: StudyContent) -> Iterator[Sentence]:
     """Who beats plain and who loses to it, task by task; a null result with what it could see."""
-    several = len(by_condition(content.methods)) > 1
-    compared = [(m, item) for m in content.methods if (item := m.score_against_plain)]
+    several = len(content.conditions) > 1
+    compared = [item for method in content.methods if (item := method.score_against_plain)]
     if not compared:
         return
     named = [
-        (f"{m.method}{f' on {m.condition.title}' * several} ({_points(item)})", item)
-        for m, item in compared
+        (f"{item.method}{f' on {item.condition}' * several} ({_points(item)})", item)
+        for item in compared
     ]
     sentence = _against_plain(f"Score, task by task after Holm's correction ({TEST})", named)
     if sentence is None:
-        names = list(dict.fromkeys(item.method for _, item in compared))
+        names = method_names(compared)
         who = f"{names[0]} is not" if len(names) == 1 else "none of the methods is"
         text = f"Score, task by task: {who} shown to differ from plain ({TEST}, after Holm)."
         sentence = Sentence("note", text + _could_see(content))
@@ -101,17 +96,15 @@ def _scores(content: StudyContent) -> Iterator[Sentence]:
 
 def _points(item: Comparison) -> str:
     p = "" if item.p_holm is None else f", p = {item.p_holm:.2g}"
-    return f"{POINTS * gap(item):+.1f} points{p}"
+    return f"{POINTS * item.gap:+.1f} points{p}"
 
 
 def _against_plain(what: str, named: Iterable[tuple[str, Comparison]]) -> Sentence | None:
     """The established differences, the first few that are better and worse; None without any."""
-    groups: dict[bool, list[str]] = {True: [], False: []}
-    for text, item in named:
-        if item.is_established:
-            groups[is_better(item)].append(text)
-    better, worse = groups[True], groups[False]
-    if not better and not worse:
+    shown = [(text, is_better(item)) for text, item in named if item.is_established]
+    better = [text for text, to_the_good in shown if to_the_good]
+    worse = [text for text, to_the_good in shown if not to_the_good]
+    if not shown:
         return None
     kinds = (("better than plain", better), ("worse than plain", worse))
     text = "; ".join(f"{how}: {_few(names)}" for how, names in kinds if names)
@@ -126,7 +119,7 @@ def _few(names: Sequence[str]) -> str:
 
 def _could_see(content: StudyContent) -> str:
     """The true differences that would have been found, from the least to the greatest."""
-    compared = overall(content)
+    compared = content.overall()
     smallest = sorted(POINTS * item.smallest for item in compared if item.smallest)
     if not smallest:
         return ""
@@ -150,15 +143,15 @@ def _at_chance(content: StudyContent) -> list[str]:
 
 def _beside(content: StudyContent) -> Iterator[Sentence]:
     """Calibration, noise and other data: where a method differs from plain, whatever its score."""
-    several = len(by_condition(content.methods)) > 1
-    by_measure = content.over_tasks.items() if several else ()
-    compared = [item for _, items in by_measure for item in items]
+    several = len(content.conditions) > 1
+    grouped = content.over_tasks.values()
     if not several:
-        compared = [item for m in content.methods for item in m.against_plain.values()]
+        grouped = (item.against_plain.values() for item in content.methods)
     # a gap shrinks by less fit too
-    shown = [c for c in compared if c.measure not in ("score", "generalization_gap")]
+    beside = ("score", "generalization_gap")
+    shown = [c for group in grouped for c in group if c.measure not in beside]
     tasks = " over all tasks that have the measure" * several
-    named = [(f"{c.method} ({TITLES[c.measure]} {gap(c):+.3f})", c) for c in shown]
+    named = [(f"{c.method} ({TITLES[c.measure]} {c.gap:+.3f})", c) for c in shown]
     sentence = _against_plain(f"Beside the score{tasks}, after Holm within each measure", named)
     if sentence and _at_chance(content):  # who has learned nothing is calibrated by saying so
         text = " That means little where plain fine-tuning is not above a constant answer."
@@ -214,12 +207,10 @@ def _spread(content: StudyContent) -> Iterator[Sentence]:
         rest = "; none of the other methods" if len(named) < len(runs) else ""
         texts.append(f"Runs that end no better than the best constant answer: {_few(named)}{rest}.")
     for stabler, how in ((True, "Stabler"), (False, "Less stable")):
-        items = [item for item in content.methods if _is_stabler(item) is stabler]
         spread = [
-            f"{item.method} on {item.condition.title} ({item.variance_ratio.value:.2f} times the "
-            "variance)"
-            for item in items
-            if item.variance_ratio
+            f"{item.method} on {item.condition.title} ({ratio:.2f} times the variance)"
+            for item in content.methods
+            if (ratio := _shown_ratio(item)) is not None and (ratio < 1) == stabler
         ]
         if spread:
             test = "Brown-Forsythe test, not corrected for the number of methods"
@@ -228,21 +219,20 @@ def _spread(content: StudyContent) -> Iterator[Sentence]:
         yield Sentence("fragile" if named else "note", " ".join(texts))
 
 
-def _is_stabler(item: MethodResult) -> bool | None:
-    """Whether the variance over seeds is below plain's; None where that is open."""
+def _shown_ratio(item: MethodResult) -> float | None:
+    """Variance over seeds relative to plain's; None where it is not shown to differ."""
     against, ratio, p = item.score_against_plain, item.variance_ratio, item.p_variance
     if against is None or len(against.seeds) < ENOUGH_SEEDS or ratio is None or p is None:
         return None
-    return ratio.value < 1 if p < LEVEL else None
+    return ratio.value if p < LEVEL else None
 
 
 def _budget(content: StudyContent) -> Iterator[Sentence]:
     """How many settings were tried, by method, and which methods did nothing."""
     tried = dict.fromkeys(method_names(content.methods), 1)
     tried |= {choice.method: choice.tried for choice in content.choices}
-    compared = overall(content)
+    compared, texts = content.overall(), []
     equal = [item.method for item in compared if item.equal]
-    texts = []
     if uneven := len(set(tried.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in tried.items())
         texts.append(f"Methods did not get the same number of settings: {listed}.")
@@ -285,13 +275,13 @@ def effect_findings(compared: Sequence[Comparison]) -> list[Sentence]:
     widest = max(len(item.conditions) for item in compared)
     for title, holds in families.items():
         shown = [c for c in compared if holds(c.measure) and len(c.conditions) == widest]
-        changes = [f"{100 * gap(c):+.0f} %" if c.relative else f"{gap(c):+.3g}" for c in shown]
-        named = [
-            (f"{c.method} ({c.measure} {change})", c)
-            for c, change in zip(shown, changes, strict=True)
-        ]
+        named = [(f"{c.method} ({c.measure} {_change(c)})", c) for c in shown]
         if shown:
             null = f"{title}: no method is shown to differ from plain."
             sentence = _against_plain(f"{title}, after Holm's correction", named)
             sentences.append(sentence or Sentence("note", null))
     return sentences
+
+
+def _change(item: Comparison) -> str:
+    return f"{100 * item.gap:+.0f} %" if item.relative else f"{item.gap:+.3g}"

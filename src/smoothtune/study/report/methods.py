@@ -143,7 +143,7 @@ def by_condition(items: Iterable[T]) -> dict[ConditionKey, list[T]]:
     return groups
 
 
-def method_names(items: Iterable[Run | MethodResult]) -> list[str]:
+def method_names(items: Iterable[Run | MethodResult | Comparison]) -> list[str]:
     """Each once, in their order."""
     return list(dict.fromkeys(item.method for item in items))
 
@@ -228,10 +228,10 @@ def _times(runs: Iterable[Run]) -> dict[int, TrainingTime]:
 
 
 def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
-    """By measure of `TESTED`, mean differences from plain over all conditions, where there are some.
+    """By measure of `TESTED`, mean differences from plain over several conditions.
 
-    Of methods that have every one of them; conditions in which a measure beside the score is
-    missing do not count.
+    Of methods that have every condition; those in which a measure beside the score is missing do
+    not count.
     """
     values = list(values_of(runs))
     pairs, names = paired(values), method_names(runs)

@@ -21,7 +21,7 @@ from smoothtune.study.plan import Plan
 from smoothtune.study.records import TABLES, Records, read_study
 from smoothtune.study.report.content import StudyContent, study_content
 from smoothtune.study.report.findings import effect_findings, findings
-from smoothtune.study.report.methods import COLUMNS, by_condition
+from smoothtune.study.report.methods import COLUMNS
 from smoothtune.study.report.plots import Plots, study_plots
 from smoothtune.study.report.sections import study_sections
 from smoothtune.study.report.tables import (
@@ -39,11 +39,7 @@ SHOWN = re.compile(r"^(method|quantity|change|verdict|p, Holm)$|, mean$|minus pl
 
 
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
-    """Write the report of a study from its finished cells.
-
-    Returns:
-        The content of ``results.json``.
-    """
+    """Write the report of a study from its finished cells, and return that of ``results.json``."""
     records = Records(folder)
     content = study_content(study, plan, records, console)
     plain = content.content()
@@ -51,7 +47,14 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     columns = dict.fromkeys([*COLUMNS, *(name for run in content.runs for name in run.measures)])
     lines = ([row.get(name) for name in columns] for row in plain["rows"])
     write_atomic(folder / "results.csv", csv_text(columns, lines))
-    plots, no_plots = _plots(content, records, folder, console)
+    plots, no_plots = Plots(), ""
+    try:
+        plots = study_plots(content, records, console)
+    except PlotsMissing as error:
+        say(console, f"no plots: {error}")
+        no_plots = str(error)
+    for plot in plots.all:
+        plot.write(folder)
     _write_tables(folder, content)
     write_page(folder, "report", content.title, study_sections(content, plots, no_plots))
     show(content, folder, console)
@@ -80,9 +83,7 @@ def _write_tables(folder: Path, content: StudyContent) -> None:
 def report_so_far(
     study: Study, folder: Path, console: Console, command: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Write the report from the cells that are done, also while others run.
-
-    It needs the folder alone: neither data nor models are looked at.
+    """Write the report from the cells that are done, also while others run, by the folder alone.
 
     ``study.json`` becomes what is reported, unless a process is running the study or settings are
     still to be chosen.
@@ -101,24 +102,9 @@ def report_so_far(
     return content
 
 
-def _plots(
-    content: StudyContent, records: Records, folder: Path, console: Console
-) -> tuple[Plots, str]:
-    """Draw, and write the files of the plots; also why there are none."""
-    try:
-        plots = study_plots(content, records, console)
-    except PlotsMissing as error:
-        say(console, f"no plots: {error}")
-        return Plots(), str(error)
-    for plot in plots.all:
-        plot.write(folder)
-    return plots, ""
-
-
 def show(content: StudyContent, folder: Path, console: Console) -> None:
     """Print what decides of the tables of scores and of quantities, and the findings."""
-    conditions = by_condition(content.methods)
-    tables = {condition.title: score_table(group) for condition, group in conditions.items()}
+    tables = {key.title: score_table(group) for key, group in content.conditions.items()}
     if content.over_tasks:
         tables["all tasks"] = over_tasks_table(content.over_tasks)
     for title in dict.fromkeys(item.condition for item in content.effect):

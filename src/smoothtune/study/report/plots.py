@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,6 +46,8 @@ class _Look:
     differences: tuple[float, float]
     """Limits of all differences, in points."""
     conditions: int
+    taken: set[str] = field(default_factory=set)
+    """Names of files, in lower case: no plot takes that of another."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,6 @@ class Plots:
     by_condition: Mapping[ConditionKey | None, list[Plot]] = field(default_factory=dict)
     """The others; those over all conditions under None."""
 
-    def of(self, condition: ConditionKey | None) -> list[Plot]:
-        """The plots of a condition."""
-        return self.by_condition.get(condition, [])
-
     @property
     def all(self) -> list[Plot]:
         """Every plot."""
@@ -68,7 +67,7 @@ class Plots:
 
 
 def study_plots(content: StudyContent, records: Records, console: Console) -> Plots:
-    """The plots of what finished cells show; the console shows the progress.
+    """The plots of what finished cells show.
 
     Of several conditions those are drawn under which a method is shown to differ from plain: a
     null result is a word in a table.
@@ -79,20 +78,20 @@ def study_plots(content: StudyContent, records: Records, console: Console) -> Pl
     done = [run for run in content.runs if run.status == "done"]
     compared = {
         condition: [item for method in group if (item := method.score_against_plain)]
-        for condition, group in by_condition(content.methods).items()
+        for condition, group in content.conditions.items()
     }
     over_tasks = content.over_tasks.get("score", [])
     names = sorted(method_names(content.runs), key=lambda name: name != PLAIN)
     shown = [*over_tasks, *(item for items in compared.values() for item in items)]
     look = _Look(styles(names), _limits(shown), len(compared))
     plots: dict[ConditionKey | None, list[Plot]] = {}
-    first = None
-    drawn_ones = {
-        condition: runs
+    first = _differences(over_tasks, "score", "all tasks", look) if over_tasks else None
+    shown_ones = [
+        (condition, runs)
         for condition, runs in by_condition(done).items()
         if len(compared) == 1 or any(item.is_established for item in compared[condition])
-    }
-    with tracked(list(drawn_ones.items()), "drawing", console) as conditions:
+    ]
+    with tracked(shown_ones, "drawing", console) as conditions:
         for condition, runs in conditions:
             where, metric = condition.title, runs[0].metric or "score"
             plots[condition] = here = [_distribution(runs, where, look)]
@@ -104,26 +103,8 @@ def study_plots(content: StudyContent, records: Records, console: Console) -> Pl
                     here.append(differences)
             if training := _training(runs, records):
                 here.append(_lines("training", "Task loss in training", where, training, look))
-    if over_tasks:
-        first = _differences(over_tasks, "score", "all tasks", look)
     plots[None] = _of_sizes(done, look)
-    return _under_own_names(Plots(first, plots))
-
-
-def _under_own_names(plots: Plots) -> Plots:
-    """No plot takes the file of another, also where case does not count."""
-    taken = set[str]()
-
-    def named(plot: Plot) -> Plot:
-        name, number = plot.name, 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{plot.name}-{number}"
-        taken.add(name.casefold())
-        return replace(plot, name=name)
-
-    first = plots.first and named(plots.first)
-    return Plots(first, {key: [*map(named, own)] for key, own in plots.by_condition.items()})
+    return Plots(first, plots)
 
 
 def _limits(compared: Iterable[Comparison]) -> tuple[float, float]:
@@ -138,13 +119,14 @@ def _bounds(item: Comparison) -> tuple[float, float]:
     return item.difference.interval or (item.difference.value, item.difference.value)
 
 
-def _plot(
-    kind: str, title: str, where: str, caption: str, files: Mapping[str, bytes], numbers: str
-) -> Plot:
+def _file_name(kind: str, where: str, look: _Look) -> str:
     text = "-".join([kind, *where.split(", ")])
     name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
     name = name.encode()[:MAX_NAME].decode(errors="ignore")
-    return Plot(name, f"{title}: {where}", caption, files, numbers)
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    name = next(n for n in itertools.chain([name], numbered) if n.casefold() not in look.taken)
+    look.taken.add(name.casefold())
+    return name
 
 
 def _distribution(runs: Sequence[Run], where: str, look: _Look) -> Plot:
@@ -161,10 +143,9 @@ def _distribution(runs: Sequence[Run], where: str, look: _Look) -> Plot:
             axes.axvline(chance, color=GRAY, linestyle=":")
         axes.set_xlabel(metric_label(runs[0].metric or "score"))
 
-    return _plot(
-        "distribution",
-        "Scores of all seeds",
-        where,
+    return Plot(
+        _file_name("distribution", where, look),
+        f"Scores of all seeds: {where}",
         "Every point is a seed; box: quartiles; line: median; whiskers: 1.5 times the box at most. "
         f"The best constant answer has {chance:.3f}.",
         drawn(WIDTH, MARGIN + LINE * len(scores), paint, FORMATS),
@@ -191,10 +172,9 @@ def _differences(compared: Sequence[Comparison], metric: str, where: str, look: 
         axes.set_xlim(*look.differences)
         axes.set_xlabel(f"{metric} minus plain, points")
 
-    return _plot(
-        "difference",
-        "Difference from plain",
-        where,
+    return Plot(
+        _file_name("difference", where, look),
+        f"Difference from plain: {where}",
         "Mean over seeds with the 95 % interval by Student's t, of one comparison."
         + " All tasks have the same axis." * (look.conditions > 1),
         drawn(WIDTH, MARGIN + LINE * len(values), paint, FORMATS),
@@ -204,14 +184,13 @@ def _differences(compared: Sequence[Comparison], metric: str, where: str, look: 
 
 def _training(runs: Iterable[Run], records: Records) -> Curve | None:
     """Task loss by step: mean over seeds, with the range."""
-    losses: dict[str, dict[float, list[float]]] = {}
+    losses = []
     for run in runs:
         record = records.read(run.cell)
         for entry in record.result.log_history if record and record.result else ():
             if (loss := entry.get("loss/task", entry.get("loss"))) is not None:
-                by_step = losses.setdefault(run.method, {})
-                by_step.setdefault(entry["step"], []).append(loss)
-    series = {name: _points(by_step) for name, by_step in losses.items() if len(by_step) > 1}
+                losses.append((run.method, entry["step"], loss))
+    series = {name: points for name, points in _means(losses).items() if len(points) > 1}
     if not series:
         return None
     return Curve("Task loss in training", "step", "task loss", series, band=RANGE)
@@ -224,22 +203,28 @@ def _of_sizes(runs: Iterable[Run], look: _Look) -> list[Plot]:
         groups.setdefault(run.condition._replace(max_train_samples=None).title, []).append(run)
     plots = []
     for where, group in groups.items():
-        scores: dict[str, dict[float, list[float]]] = {}
-        for run in group:
-            if (size := run.condition.max_train_samples) is not None:
-                by_size = scores.setdefault(run.method, {})
-                by_size.setdefault(size, []).append(run.measures["score"])
-        if len({size for by_size in scores.values() for size in by_size}) > 1:
-            series = {name: _points(by_size) for name, by_size in scores.items()}
+        scores = [
+            (run.method, size, run.measures["score"])
+            for run in group
+            if (size := run.condition.max_train_samples) is not None
+        ]
+        if len({size for _, size, _ in scores}) > 1:
             label = metric_label(group[0].metric or "score")
-            curve = Curve(where, "training examples", label, series, band=RANGE)
+            curve = Curve(where, "training examples", label, _means(scores), band=RANGE)
             title = "Score against training-set size"
             plots.append(_lines("sizes", title, where, curve, look))
     return plots
 
 
-def _points(samples: Mapping[float, Sequence[float]]) -> list[CurvePoint]:
-    return [mean_and_range(x, values) for x, values in sorted(samples.items())]
+def _means(values: Iterable[tuple[str, float, float]]) -> dict[str, list[CurvePoint]]:
+    """By method, the mean and the range of y at each x; values are of method, x and y."""
+    samples: dict[str, dict[float, list[float]]] = {}
+    for method, x, y in values:
+        samples.setdefault(method, {}).setdefault(x, []).append(y)
+    return {
+        method: [mean_and_range(x, ys) for x, ys in sorted(by_x.items())]
+        for method, by_x in samples.items()
+    }
 
 
 def _lines(kind: str, title: str, where: str, curve: Curve, look: _Look) -> Plot:
@@ -252,4 +237,5 @@ def _lines(kind: str, title: str, where: str, curve: Curve, look: _Look) -> Plot
     caption = f"Mean over seeds; shaded: {curve.band}."
     caption += f" Gray: {first}." * (len(others) >= MOST_LINES)
     files = draw_lines(by_method, Frame(look.styles), FORMATS)
-    return _plot(kind, title, where, caption, files, curve.to_csv())
+    name = _file_name(kind, where, look)
+    return Plot(name, f"{title}: {where}", caption, files, curve.to_csv())

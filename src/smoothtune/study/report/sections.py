@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from smoothtune.report.page import Block, Figures, Findings, Folded, Heading, Plot, Section, Table
 from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.findings import effect_findings, findings
-from smoothtune.study.report.methods import MethodResult, by_condition
+from smoothtune.study.report.methods import MethodResult
 from smoothtune.study.report.plots import Plots
 from smoothtune.study.report.tables import (
     beside_table,
@@ -63,8 +63,8 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
             [content.training, Folded("Fields of the methods", [content.method_fields])],
         ),
         *(
-            Section(condition.title, [*_condition(group, plots.of(condition))])
-            for condition, group in by_condition(content.methods).items()
+            Section(condition.title, [*_condition(group, plots.by_condition.get(condition, []))])
+            for condition, group in content.conditions.items()
         ),
         Section("What the methods are about, and what models withstand", [*_effect(content)]),
         Section("Settings tried", _if_rows(choice_table(content.choices))),
@@ -84,8 +84,7 @@ def _in_short(content: StudyContent, plots: Plots) -> Iterator[Block]:
 
 
 def _scores(content: StudyContent, plots: Plots, no_plots: str) -> Iterator[Block]:
-    several = len(by_condition(content.methods)) > 1
-    yield SCORES + RANKS * several
+    yield SCORES + RANKS * (len(content.conditions) > 1)
     yield main_table(content.methods)
     if no_plots:
         yield f"Figures were left out: {no_plots}"
@@ -93,7 +92,7 @@ def _scores(content: StudyContent, plots: Plots, no_plots: str) -> Iterator[Bloc
         yield Heading("Differences from plain over all tasks")
         yield OVER_TASKS
         yield over_tasks_table(content.over_tasks)
-    if over := plots.of(None):
+    if over := plots.by_condition.get(None):
         yield Figures(over)
 
 

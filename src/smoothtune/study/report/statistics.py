@@ -1,9 +1,8 @@
 """Tests, intervals and power for scores of seeds.
 
-Scores of a method and of plain fine-tuning are of the same seeds, so they are paired: a seed
-decides the training rows, their order and the initial head of both. The test is Student's of the
-paired differences, two-sided, and the 95 % interval holds the differences that it would not reject.
-Ratios of variances have percentile bootstrap intervals over seeds, too narrow with few seeds.
+A seed decides the training rows, their order and the initial head of a method and of plain, so
+their scores are paired. The test is Student's of the differences, two-sided; ratios of variances
+have percentile bootstrap intervals over seeds, too narrow with few seeds.
 
 References: Student, Biometrika 1908; Holm, Scandinavian Journal of Statistics 1979; Brown,
 Forsythe, JASA 1974 (Levene's test with medians); Cohen, Statistical Power Analysis for the
