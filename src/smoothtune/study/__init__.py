@@ -1,1 +1,4 @@
-"""Studies: methods x tasks x seeds, run to the end and judged by named tests."""
+"""Studies: a file (`config`) becomes cells (`plan`) that run (`run`) and leave `records`.
+
+Every method is compared with plain (`comparison`), seed by seed, and a page tells it (`report`).
+"""

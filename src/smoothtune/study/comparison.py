@@ -138,8 +138,7 @@ def over_conditions(
 ) -> Pairs | None:
     """A method's pairs under all conditions together, on the seeds that it has under every one.
 
-    Returns:
-        None where a condition lacks the measure, or no seed is common.
+    None where a condition lacks the measure, or no seed is common.
     """
     each = [own for c in conditions if (own := pairs.get((c, measure, method)))]
     if not each or len(each) < len(conditions):

@@ -46,7 +46,10 @@ def write_description(
             for choice in choices.values()
         ],
         "cells": [
-            {"id": cell.id, "title": cell.title, "label": cell.label} | cell.described
+            {"id": cell.id, "title": cell.title, "label": cell.label}
+            | cell.condition._asdict()
+            | {"method": cell.label, "setting": cell.setting, "seed": cell.seed}
+            | {"selection": cell.selection}
             for cell in {cell.id: cell for cell in cells}.values()
         ],
         "choosing": [cell.id for cell in plan.selection_cells()],

@@ -47,11 +47,8 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     plan, records = Plan(study, None), Records(folder or Path())
     cells = [*plan.selection_cells(), *plan.final(plan.choices(records))]
     at_once = jobs or default_jobs(plan.weight_bytes())
-    done = dict[str, Row]()
     with tracked(cells if folder else [], "reading records", console) as shown:
-        for cell in shown:
-            if row := records.row(cell.id):
-                done[cell.id] = row
+        done = {cell.id: row for cell in shown if (row := records.row(cell.id))}
     for cell in cells:
         say(console, f"  {'done' if cell.id in done else 'to do'}: {cell.id} {cell.title}")
     say(console, f"  {len(done)} of {len(cells)} known runs are done; {at_once} at once")

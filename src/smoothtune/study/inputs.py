@@ -87,11 +87,7 @@ def other_fingerprint(other: OtherData, run: RunConfig) -> str:
 
 
 def check_other_data(run: RunConfig, extras: Extras) -> None:
-    """Check that other data sets fit the task: a run would find out after its training.
-
-    Raises:
-        DataError: one cannot be read, or does not fit.
-    """
+    """Raise DataError where other data sets do not fit: a run would find out after its training."""
     task = configured_task(run)
     source = data_at_hand(run) or task.hub_id or ""
     task = task.with_labels(task.load_splits(source)["train"], source)
@@ -113,11 +109,7 @@ def _fingerprint(splits: Mapping[str, Dataset], columns: Iterable[str]) -> str:
 def fingerprints_of(
     run: RunConfig, extras: Extras, known: dict[str, str] | None = None
 ) -> Fingerprints:
-    """Of all that a run reads, as it is now; those in `known` are not taken again.
-
-    Raises:
-        DataError, ModelError: it is not at hand, or cannot be used.
-    """
+    """Of all that a run reads, as it is now; those in `known` are not taken again."""
     known = {} if known is None else known
 
     def once(what: str, fingerprint: Callable[..., str], *arguments: Any) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -89,18 +88,6 @@ def read_study(folder: Path) -> StudyRecord:
     return StudyRecord.check(content, folder / STUDY, "study", mend=mend)
 
 
-def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
-    """What a cell of this identity reads that has other content by these fingerprints, in words."""
-    others, now = identity.get("extras", {}).get("ood", {}), dict(prints.ood)
-    contents = {
-        "data": (identity["data"], prints.data),
-        "base weights": (identity["base_weights"], prints.base_weights),
-        "unlabeled data": (identity.get("unlabeled"), prints.unlabeled),
-        **{f"other data {name}": (of["source"], now[name]) for name, of in others.items()},
-    }
-    return [name for name, (planned, found) in contents.items() if planned != found]
-
-
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
     """What determines the result of a run, as plain data: data and weights by content, not path."""
     fields = config.identity()
@@ -167,17 +154,6 @@ class Cell:
         examples = f" {size} examples" if size else ""
         stage = f", choosing: {self.setting}" if self.selection else ""
         return f"{self.condition.task}{examples} {self.label} seed {self.seed}{stage}"
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """What the study says of it."""
-        return {
-            **self.condition._asdict(),
-            "method": self.label,
-            "setting": self.setting,
-            "seed": self.seed,
-            "selection": self.selection,
-        }
 
 
 def digest(value: Any) -> str:

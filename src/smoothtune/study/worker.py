@@ -45,7 +45,6 @@ from smoothtune.study.records import (
     Extras,
     Records,
     Status,
-    differing,
     forget,
 )
 
@@ -142,10 +141,17 @@ def check_inputs(cell: Cell) -> None:
     """Check that a run reads what the study read when it was planned.
 
     Raises:
-        DataError: data or base weights have another content.
+        DataError: something has another content.
     """
-    now = fingerprints_of(cell.config, cell.extras)
-    if changed := differing(cell.identity, now):
+    planned, now = cell.identity, fingerprints_of(cell.config, cell.extras)
+    others = planned.get("extras", {}).get("ood", {})
+    contents = {
+        "data": (planned["data"], now.data),
+        "base weights": (planned["base_weights"], now.base_weights),
+        "unlabeled data": (planned.get("unlabeled"), now.unlabeled),
+        **{f"other data {name}": (others[name]["source"], content) for name, content in now.ood},
+    }
+    if changed := [name for name, (before, after) in contents.items() if before != after]:
         raise DataError(
             f"{' and '.join(changed)} changed since the study began, so this run is none of it: "
             "put back what was there, or run the command again, which makes all runs again on what "

@@ -47,7 +47,7 @@ RELATIVE_TO_LOGITS = {
 }
 """What is compared beside quantities that also fall where a model predicts smaller logits."""
 ROUNDING = 1e-9
-T = TypeVar("T", "Run", "MethodResult")
+T = TypeVar("T", Cell, "Run", "MethodResult")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def devices(runs: Iterable[Run]) -> list[str]:
 
 
 def by_condition(items: Iterable[T]) -> dict[ConditionKey, list[T]]:
-    """Runs, or methods, of each condition, in the order in which these appear."""
+    """What belongs to each condition, in the order in which these appear."""
     groups: dict[ConditionKey, list[T]] = {}
     for item in items:
         groups.setdefault(item.condition, []).append(item)

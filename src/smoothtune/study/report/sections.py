@@ -51,6 +51,7 @@ EFFECT = (
     "t-test, and after Holm over the rows of a condition, for quantities, numbers relative to the "
     "logits, and robustness apart."
 )
+FAILED = ["run", "how it ended", "message"]
 
 
 def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> list[Section]:
@@ -68,7 +69,7 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
         ),
         Section("What the methods are about, and what models withstand", [*_effect(content)]),
         Section("Settings tried", _if_rows(choice_table(content.choices))),
-        Section("Failed runs", _if_rows(_failures(content))),
+        Section("Failed runs", _if_rows(Table(FAILED, [*map(list, content.failures)], wraps=True))),
         Section("Software", [_versions(content)]),
     ]
 
@@ -112,11 +113,6 @@ def _effect(content: StudyContent) -> Iterator[Block]:
         yield EFFECT
         yield effect_table(content.effect)
         yield Folded("What is measured", [quantity_table(content.effect)])
-
-
-def _failures(content: StudyContent) -> Table:
-    head = ["run", "how it ended", "message"]
-    return Table(head, [list(failure) for failure in content.failures], wraps=True)
 
 
 def _versions(content: StudyContent) -> Table:

@@ -7,10 +7,10 @@ from typing import Any
 
 from smoothtune.config.run import RunConfig
 from smoothtune.report.page import DASH, Table, as_text
-from smoothtune.study.fields import PLAIN, ConditionKey
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.files import portable_fields
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.report.methods import Run
+from smoothtune.study.report.methods import Run, by_condition
 
 CLIP = "max_grad_norm"
 FIELDS = (
@@ -28,9 +28,7 @@ CHANGED = (
 
 def training_table(cells: Sequence[Cell], records: Records) -> Table:
     """A row for every field, a column for every condition: those of plain fine-tuning."""
-    groups: dict[ConditionKey, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
-        groups.setdefault(cell.condition, []).append(cell)
+    groups = by_condition(sorted(cells, key=lambda cell: cell.label != PLAIN))
     columns = [_column(group, records) for group in groups.values()]
     names = dict.fromkeys([*FIELDS, *CHANGED, *(name for column in columns for name in column)])
     rows = [
