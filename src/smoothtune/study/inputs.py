@@ -64,7 +64,6 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
     Raises:
         DataError: the source cannot be read or does not fit the task.
     """
-    source = _demo_folder() if source == DEMO else source
     task = configured_task(run)
     splits = task.load_splits(source)
     task = task.with_labels(splits["train"], source)
@@ -118,7 +117,7 @@ def fingerprints_of(
         return known[what]
 
     task, texts = configured_task(run), run.unlabeled
-    source = run.data or task.hub_id or ""
+    source = data_at_hand(run) or task.hub_id or ""
     return Fingerprints(
         once(f"{task} {source}", data_fingerprint, source, run),
         once(f"weights {run.model}", base_weights_fingerprint, run),

@@ -61,10 +61,6 @@ class Progress(Bar):
             outcome = f"{row.score:.4f}"
         say(self.console, f"{self.done}/{self.total} {ended.cell.title}: {outcome}")
 
-    def state(self) -> str:
-        """How far it is: ``3 of 8 runs done``."""
-        return f"{self.done} of {self.total} {self.unit} done"
-
 
 def run_study(
     study: Study,
@@ -168,16 +164,17 @@ def execute(missing: Sequence[Cell], pool: Pool, progress: Progress, signals: Si
             running[cell.id] = cell
         if signals.received:
             pool.stop()
-            raise Stopped(f"stopped by a signal with {progress.state()}; the same command goes on")
+            done = f"{progress.done} of {progress.total} {progress.unit} done"
+            raise Stopped(f"stopped by a signal with {done}; the same command goes on")
         progress.working(running.values())
-        done = pool.ended(0.5, lambda: signals.received is not None)
-        for ended in done:
+        all_ended = pool.ended(0.5, lambda: signals.received is not None)
+        for ended in all_ended:
             running.pop(ended.cell.id, None)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
             progress.ended(ended, again=again)
             if again:
                 waiting.append(ended.cell)
-        if done:
+        if all_ended:
             check_owned(pool.folder)
 
 

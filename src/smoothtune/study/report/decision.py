@@ -11,8 +11,9 @@ from smoothtune.report.tables import POINTS, effect_text
 from smoothtune.study.comparison import Comparison
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.report.content import StudyContent
+from smoothtune.study.report.methods import SECONDARY
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, MOST_SEEDS, POWER, seeds_needed
-from smoothtune.study.report.tables import TITLES, is_better
+from smoothtune.study.report.tables import is_better
 
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
@@ -73,7 +74,7 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
             how = f"lower by less than {POINTS * MARGIN:.1f} points" if is_lower else "not lower"
             return Sentence(
                 "fragile" if lost else "good",
-                f"Use {best.method} for better probabilities: {TITLES[measure]} "
+                f"Use {best.method} for better probabilities: {SECONDARY[measure]} "
                 f"{effect_text(best.difference, 1, '+.3f')} against plain{where(best)}, p = "
                 f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}. Its score is "
                 f"{how}: {_shown(score)}.{lost}",

@@ -12,9 +12,14 @@ from smoothtune.study.comparison import Comparison
 from smoothtune.study.fields import LONGER, PLAIN
 from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.decision import CHANCE, decision, where
-from smoothtune.study.report.methods import RELATIVE_TO_LOGITS, MethodResult, method_names
+from smoothtune.study.report.methods import (
+    RELATIVE_TO_LOGITS,
+    SECONDARY,
+    MethodResult,
+    method_names,
+)
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, TEST
-from smoothtune.study.report.tables import TITLES, is_better
+from smoothtune.study.report.tables import is_better
 from smoothtune.study.table import ROBUSTNESS
 
 MOST_NAMED = 6
@@ -151,7 +156,7 @@ def _beside(content: StudyContent) -> Iterator[Sentence]:
     beside = ("score", "generalization_gap")
     shown = [c for group in grouped for c in group if c.measure not in beside]
     tasks = " over all tasks that have the measure" * several
-    named = [(f"{c.method} ({TITLES[c.measure]} {c.gap:+.3f})", c) for c in shown]
+    named = [(f"{c.method} ({SECONDARY[c.measure]} {c.gap:+.3f})", c) for c in shown]
     sentence = _against_plain(f"Beside the score{tasks}, after Holm within each measure", named)
     if sentence and _at_chance(content):  # who has learned nothing is calibrated by saying so
         text = " That means little where plain fine-tuning is not above a constant answer."

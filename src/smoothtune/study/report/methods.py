@@ -26,13 +26,18 @@ from smoothtune.study.report.statistics import (
 )
 from smoothtune.study.table import ROBUSTNESS, Row
 
-SECONDARY = (
-    *("generalization_gap", "brier", "nll", "ece", "brier_calibrated", "nll_calibrated"),
-    *("noise", "ood"),
-)
-"""Measures that are tested against plain's beside the score; calibrated: with a temperature, on
-the rows on which it was not fitted; noise: the mean score under Gaussian noise on the embeddings;
-ood: the mean score on the other data sets."""
+SECONDARY = {
+    "generalization_gap": "gap",
+    "brier": "Brier",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier_calibrated": "Brier with a temperature",
+    "nll_calibrated": "NLL with a temperature",
+    "noise": "score under noise",
+    "ood": "score on other data",
+}
+"""Measures that are tested against plain's beside the score, and their titles; temperatures are
+judged on rows on which they were not fitted, noise and other data are means."""
 TESTED = ("score", *SECONDARY)
 MEASURES = (
     *("score", "train_score", *SECONDARY, "nll_uncalibrated"),

@@ -15,11 +15,6 @@ from smoothtune.study.report.methods import MORE_IS_BETTER, SECONDARY, MethodRes
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
 from smoothtune.study.table import ROBUSTNESS
 
-_TITLES = (
-    *("gap", "Brier", "NLL", "ECE", "Brier with a temperature", "NLL with a temperature"),
-    *("score under noise", "score on other data"),
-)
-TITLES = dict(zip(SECONDARY, _TITLES, strict=True))
 BESIDE_QUANTITIES = {
     "changed by the worst perturbation": "share of predicted classes that the worst perturbation "
     "changes, whatever the size of the logits",
@@ -120,7 +115,7 @@ def beside_table(group: Sequence[MethodResult]) -> Table:
             against = method.against_plain.get(name)
             cells.append(f"{mean}, {_with_p(against)}" if against else mean)
         rows.append(cells)
-    return Table(head + [TITLES[name] for name in measured], rows)
+    return Table(head + [SECONDARY[name] for name in measured], rows)
 
 
 def _mean(method: MethodResult, measure: str) -> float | None:
@@ -153,7 +148,7 @@ def over_tasks_table(compared: Mapping[str, Sequence[Comparison]]) -> Table:
         cells = [*_difference(score), _smallest(score)] if score else [DASH] * 4
         seeds = len(next(iter(own.values())).seeds)
         rows.append([method, str(seeds), *cells, *(_with_p(own.get(name)) for name in others)])
-    return Table(head + [TITLES[name] for name in others], rows)
+    return Table(head + [SECONDARY[name] for name in others], rows)
 
 
 # --- quantities --------------------------------------------------------------------------------
