@@ -93,6 +93,14 @@ def test_an_unknown_protocol(write) -> None:
         load_study(write("methods: [lnsr]\nprotocol: lnsr-nacl\n"))
 
 
+@pytest.mark.parametrize("wrong", ["name: rte, method_fields: 3", "name: [a]"])
+def test_mistakes_beside_a_protocol(write, wrong: str) -> None:
+    text = f"methods: [lnsr]\nprotocol: lnsr-tnnls\ntask: [{{{wrong}}}]\n"
+    file = write(text, common="text_columns: [text]\n")
+    with pytest.raises(ConfigError, match="task"):
+        load_study(file)
+
+
 def test_the_papers_training_without_departures_of_fields() -> None:
     """At paper scale the recipes of LNSR train as their protocols say."""
     for name in ("lnsr-table-1", "lnsr-table-vi"):

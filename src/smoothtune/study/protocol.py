@@ -43,8 +43,7 @@ class Protocol(Fields):
     @property
     def methods_of_parts(self) -> list[str]:
         """Methods, and labels, that fields of single tasks or models are for."""
-        parts = [part for part in (*self.task, *self.model) if isinstance(part, Mapping)]
-        return [name for part in parts for name in part.get("method_fields", {})]
+        return [name for part in (*self.task, *self.model) for name in _by_method(part)]
 
 
 def protocol_names() -> dict[str, Path]:
@@ -86,11 +85,11 @@ def add_protocol(draft: Draft) -> Protocol | None:
             draft.put(key, value, place)
     for key, printed in (("task", protocol.task), ("model", protocol.model)):
         known = [_without(item, limits) for item in printed]
-        by_name = {name_of(item): item for item in known}
+        by_name = {str(name_of(item)): item for item in known}
         of_study = draft.values.get(key)
         if of_study is not None:
             items = of_study if isinstance(of_study, list) else [of_study]
-            draft.values[key] = [_with(item, by_name.get(name_of(item))) for item in items]
+            draft.values[key] = [_with(item, by_name.get(str(name_of(item)))) for item in items]
         elif known:
             draft.put(key, known, place)
     return protocol
@@ -113,11 +112,21 @@ def _with(item: Any, known: Any) -> Any:
     if not isinstance(known, Mapping):
         return item
     own = dict(item) if isinstance(item, Mapping) else {"name": item}
-    method_fields = dict(known.get("method_fields", {}))
-    for name, fields in (own.get("method_fields") or {}).items():
+    if own.get("method_fields") and not _by_method(own):
+        return item  # the problem is reported where it is read
+    method_fields = _by_method(known)
+    for name, fields in _by_method(own).items():
         method_fields[name] = overridden(method_fields.get(name, {}), fields)
     both = {**known, **own}
     return both | ({"method_fields": method_fields} if method_fields else {})
+
+
+def _by_method(item: Any) -> dict[str, Any]:
+    """A task's or a model's fields by method; empty where they are something else."""
+    fields = item.get("method_fields") if isinstance(item, Mapping) else None
+    if not isinstance(fields, Mapping) or not all(isinstance(f, Mapping) for f in fields.values()):
+        return {}
+    return dict(fields)
 
 
 def fields_here(
