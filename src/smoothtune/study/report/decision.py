@@ -42,16 +42,26 @@ def decision(content: StudyContent) -> Sentence:
         names = [item.method for item in compared]
         text = f"Check that {'it acts' if len(names) == 1 else 'they act'} at all."
         return Sentence("fragile", f"Equal to plain in every run: {', '.join(names)}. {text}")
-    better = [item for item in compared if item.is_established and is_better(item)]
-    if better:
+    if better := _better(compared):
         best = max(better, key=lambda item: item.gap)
-        lost = _lost(content, best)
-        return Sentence(
-            "fragile" if lost else "good",
-            f"Use {best.method}: {_shown(best)} against plain{where(best)}, p = "
-            f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}.{lost}",
-        )
+        return _use(content, best, best.method, _shown(best))
     return _better_probabilities(content, compared) or _undecided(content, compared)
+
+
+def _better(compared: Sequence[Comparison]) -> list[Comparison]:
+    return [item for item in compared if item.is_established and is_better(item)]
+
+
+def _use(
+    content: StudyContent, best: Comparison, what: str, difference: str, beside: str = ""
+) -> Sentence:
+    """A method is better than plain, at a price, and perhaps with failed runs."""
+    lost = _lost(content, best)
+    return Sentence(
+        "fragile" if lost else "good",
+        f"Use {what}: {difference} against plain{where(best)}, p = {best.p_holm:.2g} after Holm's "
+        f"correction{_price(content, best)}.{beside}{lost}",
+    )
 
 
 def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -> Sentence | None:
@@ -62,23 +72,16 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
         if (interval := item.difference.interval) and interval[0] > -MARGIN
     }
     for measure in PROBABILITIES:
-        better = [
-            item
-            for item in content.overall(measure)
-            if item.method in kept and item.is_established and is_better(item)
-        ]
+        better = [item for item in _better(content.overall(measure)) if item.method in kept]
         if better:
             best = min(better, key=lambda item: item.gap)
-            score, lost = kept[best.method], _lost(content, best)
+            score = kept[best.method]
             is_lower = score.difference.excludes_zero and score.gap < 0
             how = f"lower by less than {POINTS * MARGIN:.1f} points" if is_lower else "not lower"
-            return Sentence(
-                "fragile" if lost else "good",
-                f"Use {best.method} for better probabilities: {SECONDARY[measure]} "
-                f"{effect_text(best.difference, 1, '+.3f')} against plain{where(best)}, p = "
-                f"{best.p_holm:.2g} after Holm's correction{_price(content, best)}. Its score is "
-                f"{how}: {_shown(score)}.{lost}",
-            )
+            difference = f"{SECONDARY[measure]} {effect_text(best.difference, 1, '+.3f')}"
+            beside = f" Its score is {how}: {_shown(score)}."
+            what = f"{best.method} for better probabilities"
+            return _use(content, best, what, difference, beside)
     return None
 
 
