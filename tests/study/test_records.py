@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from helpers.study_files import finished, made_result
+from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.core.traits import Traits
 from smoothtune.errors import ConfigError, DataError, OutputError
@@ -280,11 +281,11 @@ def test_a_run_is_not_shared_by_models_of_other_settings(write, inputs: Path, tm
 def test_the_size_of_a_model_with_code_of_its_own(write, monkeypatch) -> None:
     asked = []
 
-    def count(model: str, *, trust_remote_code: bool) -> int:
-        asked.append(trust_remote_code)
-        return 3
+    def count(run: RunConfig) -> int:
+        asked.append(run.trust_remote_code)
+        return 12
 
-    monkeypatch.setattr("smoothtune.study.plan.num_parameters", count)
+    monkeypatch.setattr("smoothtune.study.plan.weight_bytes", count)
     plan = Plan(load_study(write("methods: []\ntrust_remote_code: true\n")), None)
     assert (plan.weight_bytes(), asked) == (12, [True])
 

@@ -170,12 +170,12 @@ def model_settings(run: RunConfig) -> str:
     return json.dumps([config, tokens, base.tokenizer.special_tokens_map], default=str)
 
 
-def num_parameters(model: str, *, trust_remote_code: bool = False) -> int:
-    """Parameters of a base model, from its configuration alone."""
+def weight_bytes(run: RunConfig) -> int:
+    """Size of a base model's weights in float32, by its configuration's count."""
     import torch
     from transformers import AutoModel
 
-    base = load_base(model, trust_remote_code=trust_remote_code)
+    config, code = _base_of(run).config, run.trust_remote_code
     with torch.device("meta"):
-        empty = AutoModel.from_config(base.config, trust_remote_code=trust_remote_code)
-    return int(empty.num_parameters())
+        empty = AutoModel.from_config(config, trust_remote_code=code)
+    return 4 * int(empty.num_parameters())

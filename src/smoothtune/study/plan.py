@@ -26,8 +26,8 @@ from smoothtune.study.inputs import (
     data_at_hand,
     fingerprints_of,
     model_settings,
-    num_parameters,
     reading,
+    weight_bytes,
     write_parts,
 )
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
@@ -192,10 +192,9 @@ class Plan:
         return json.dumps([task, model, size, entry.label, entry.settings[s].describe(), seed])
 
     def weight_bytes(self) -> int:
-        """Size of the largest model's weights in float32, by its configuration's count."""
-        models = {(run.model, run.trust_remote_code) for run in self.study.runs.values()}
-        sizes = [num_parameters(model, trust_remote_code=code) for model, code in models]
-        return 4 * max(sizes, default=0)
+        """Size of the largest model's weights."""
+        runs = {(run.model, run.trust_remote_code): run for run in self.study.runs.values()}
+        return max(map(weight_bytes, runs.values()), default=0)
 
     def _part_of_training_rows(self, run: RunConfig) -> Path:
         """A folder with two parts of the rows that a run trains on: to train, and to compare on."""

@@ -21,7 +21,7 @@ from smoothtune.run import output
 from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
 from smoothtune.study.files import portable
-from smoothtune.study.inputs import num_parameters
+from smoothtune.study.inputs import weight_bytes
 from smoothtune.study.pool import Pool, default_jobs, start_server
 from smoothtune.study.records import CELLS
 from smoothtune.study.run import SEARCH, Progress, claimed
@@ -80,7 +80,7 @@ def run_tune(
         write_json(folder / SEARCH, {"command": [portable(part) for part in command]})
         with Progress(console, "trainings") as progress:
             progress.start("search", expected_trainings(tune))
-            pool = Pool(folder, jobs or _default_jobs(tune))
+            pool = Pool(folder, jobs or default_jobs(weight_bytes(tune.run)))
             try:
                 trainings = Trainings(tune, training, pool, progress, signals)
                 outcome = _outcome(tune, trainings, misfits, console)
@@ -113,11 +113,6 @@ def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console)
     return train(best, resume=resume and begun, console=console)
 
 
-def _default_jobs(tune: Tune) -> int:
-    trusted = tune.run.trust_remote_code
-    return default_jobs(4 * num_parameters(tune.run.model, trust_remote_code=trusted))
-
-
 def _checked_rows(tune: Tune) -> TrainingRows:
     """The training rows; every part that will be held out has enough of them."""
     training, settings, seed = training_rows(tune.run), tune.settings, tune.run.seed
@@ -143,7 +138,8 @@ def _priced(
         say(console, f"{name} is left out: {why}")
     fitting = {name: fields for name, fields in tune.methods.items() if name not in misfits}
     tune = replace(tune, methods=fitting)
-    tell(tune, times, len(training.texts), jobs or _default_jobs(tune), console)
+    at_once = jobs or default_jobs(weight_bytes(tune.run))
+    tell(tune, times, len(training.texts), at_once, console)
     return tune, misfits
 
 
