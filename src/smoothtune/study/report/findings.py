@@ -149,12 +149,12 @@ def _at_chance(content: StudyContent) -> list[str]:
 def _beside(content: StudyContent) -> Iterator[Sentence]:
     """Calibration, noise and other data: where a method differs from plain, whatever its score."""
     several = len(content.conditions) > 1
-    grouped = content.over_tasks.values()
+    groups: Iterable[Iterable[Comparison]] = content.over_tasks.values()
     if not several:
-        grouped = (item.against_plain.values() for item in content.methods)
+        groups = (item.against_plain.values() for item in content.methods)
     # a gap shrinks by less fit too
-    beside = ("score", "generalization_gap")
-    shown = [c for group in grouped for c in group if c.measure not in beside]
+    left_out = ("score", "generalization_gap")
+    shown = [c for group in groups for c in group if c.measure not in left_out]
     tasks = " over all tasks that have the measure" * several
     named = [(f"{c.method} ({SECONDARY[c.measure]} {c.gap:+.3f})", c) for c in shown]
     sentence = _against_plain(f"Beside the score{tasks}, after Holm within each measure", named)
