@@ -47,7 +47,7 @@ MORE_TESTS: dict[str, list[str]] = {
     "core/compute_loss": ["core/test_objective.py", "core/test_packed_rows.py"],
     "core/forward": ["nn/test_dropout.py", "core/test_shared_masks.py"],
     "core/non_finite": ["core/test_objective.py", "trainer/test_device_reads.py"],
-    "core/plain_loss": ["core/test_support.py", "methods/test_label_smoothing.py"],
+    "core/support": ["methods/test_label_smoothing.py"],
     "core/quantities": ["evaluation/test_effect.py"],
     "core/terms": ["core/test_objective.py", "core/test_row_subset.py", "nn/test_autocast.py"],
     "core/traits": ["core/test_regularizer.py", "core/test_support.py", "nn/test_autocast.py"],

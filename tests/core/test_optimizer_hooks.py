@@ -28,7 +28,7 @@ from smoothtune import (
     Objective,
     ReInit,
 )
-from smoothtune.core.optimizer_hooks import _WATCHING, _report
+from smoothtune.core.optimizer_hooks import WATCHING, _report
 from smoothtune.core.regularizer import Regularizer, method
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -343,16 +343,16 @@ def test_an_optimizer_inside_the_bound_one_is_no_second_one():
 
 
 def test_nothing_is_watched_after_detaching():
-    of_other_tests = set(_WATCHING)
+    of_other_tests = set(WATCHING)
     model = tiny_model("bert")
     objective = Objective(CWGNC()).attach(model)
-    assert len(_WATCHING - of_other_tests) == 1
+    assert len(WATCHING - of_other_tests) == 1
     objective.detach()
-    assert not _WATCHING - of_other_tests
+    assert not WATCHING - of_other_tests
     lost = Objective(CWGNC()).attach(tiny_model("bert"))
     del lost
     gc.collect()
-    assert not _WATCHING - of_other_tests
+    assert not WATCHING - of_other_tests
     assert list(_global_optimizer_post_hooks.values()).count(_report) == 1
 
 

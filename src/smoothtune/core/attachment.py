@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from torch import nn
 
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.higher_order import HigherDerivatives
 
 _TAKEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with methods attached
@@ -18,7 +17,7 @@ _LATEST: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDiction
 
 def holds(model: nn.Module, bare: nn.Module) -> bool:
     """Whether a model is another one, or holds it: wrapped, or with adapters put on since."""
-    return unwrap(model) is bare or any(module is bare for module in model.modules())
+    return any(module is bare for module in model.modules())
 
 
 class Attachment:
@@ -87,10 +86,8 @@ class Attachment:
                 "called with: call it with that model (wrapped or not), or detach() it and bind() "
                 "it to this one"
             )
-        if not all(regularizer.traits.does_nothing for regularizer in self.regularizers):
-            self._check_shapes()
-
-    def _check_shapes(self) -> None:
+        if all(regularizer.traits.does_nothing for regularizer in self.regularizers):
+            return
         for module, leaf, name, before in self.shapes:
             weight = module._parameters.get(leaf)
             if weight is not None and weight.shape != before and weight.is_floating_point():

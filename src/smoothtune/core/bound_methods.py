@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from smoothtune.core.attachment import Attachment, holds
+from smoothtune.core.compute_loss import ComputeLoss, model_loss
+from smoothtune.core.forward import Batch, ForwardPass, device_of
 from smoothtune.core.loss_sum import LossSum
 from smoothtune.core.non_finite import Checks
-from smoothtune.core.optimizer_hooks import OptimizerHooks, UpdateWatch, unwrapped_optimizer
-from smoothtune.core.regularizer import Regularizer, TaskLoss, entries_under
+from smoothtune.core.optimizer_hooks import (
+    WATCHING,
+    OptimizerHooks,
+    hook_all_optimizers,
+    needs_updates,
+    unwrapped_optimizer,
+)
+from smoothtune.core.regularizer import LossTerm, Regularizer, TaskLoss, entries_under
 from smoothtune.core.strength import Strengths
 from smoothtune.core.support import check
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
-from smoothtune.nn.distributed import shards
-from smoothtune.nn.environments import Environment, reads_float32
+from smoothtune.nn.autocast import in_float32
+from smoothtune.nn.distributed import UnusedWeights
+from smoothtune.nn.environments import Surroundings
 from smoothtune.nn.low_bit import keep_unpacked
 from smoothtune.nn.model_facts import PROBLEM_TYPES, declaring, problem_type
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-
-
-class Surroundings(NamedTuple):
-    """What is around a model, as the loop holds it in one precision; looked up once."""
-
-    where: set[Environment]
-    low_bit: bool
-    """Whether frozen weights in few bits can be read as float32."""
-    units: list[FSDPModule]
-    """That FSDP2 shards."""
 
 
 class BoundMethods:
@@ -61,6 +57,7 @@ class BoundMethods:
         self.checks = Checks()
         self._attachment: Attachment | None = None
         self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
+        self.optimizer: torch.optim.Optimizer | None = None
         self._hooks: OptimizerHooks | None = None
         self._around = WeakKeyDictionary[nn.Module, dict[Any, Surroundings]]()
         self._begin()
@@ -71,7 +68,11 @@ class BoundMethods:
         self._state: dict[str, Tensor] = {}  # when it was detached
         self.strengths = Strengths(self.regularizers)
         self._sum = LossSum(self.strengths)
-        self._watch = UpdateWatch(self.regularizers)
+        self._unused = UnusedWeights()
+        # updates by an optimizer that it is not bound to
+        self._trained: set[nn.Parameter] = set()
+        self._unseen: str | None = None  # the optimizer's class
+        self._last_step = 0  # before the last batch
 
     # --- connecting --------------------------------------------------------------------------
 
@@ -97,7 +98,10 @@ class BoundMethods:
         if self._last is not None and not again:
             self._begin()
         self._last, self.seed = weakref.ref(bare), torch.initial_seed()
-        self._watch.start(bare)
+        if any(needs_updates(regularizer) for regularizer in methods):
+            self._trained = {weight for weight in bare.parameters() if weight.requires_grad}
+            hook_all_optimizers()
+            WATCHING.add(self)
         if state := self._state:
             try:
                 self.load_state_dict(state)
@@ -130,7 +134,7 @@ class BoundMethods:
             regularizer.bind_optimizer(self.model, optimizer)
         methods = self.regularizers.values()
         self._hooks = OptimizerHooks(optimizer, methods, self.before_step, self.after_step)
-        self._watch.bound = self._hooks
+        self.optimizer = optimizer
         return self
 
     def bind(
@@ -169,12 +173,7 @@ class BoundMethods:
         """Act no longer on the updates of the optimizer, so that another one may be bound."""
         if self._hooks is not None:
             self._hooks.remove()
-            self._hooks = self._watch.bound = None
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer it is bound to, without wrappers."""
-        return None if self._hooks is None else self._hooks.optimizer
+            self._hooks = self.optimizer = None
 
     def detach(self) -> None:
         """Leave model and optimizer as they were found."""
@@ -183,19 +182,11 @@ class BoundMethods:
             state = {} if self._attachment.lost_method else self.state_dict()
             # copied, as undoing a method may write to what its state is a view of
             self._state = {k: value.detach().to("cpu", copy=True) for k, value in state.items()}
-            self._watch.stop()
+            WATCHING.discard(self)
+            self._unseen = None
             self._attachment.undo()
             self._attachment = None
             self._around.clear()
-
-    @property
-    def step(self) -> int:
-        """Number of updates seen."""
-        return self.strengths.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.strengths.step = step
 
     @property
     def model(self) -> nn.Module:
@@ -204,35 +195,49 @@ class BoundMethods:
             raise RuntimeError("attach the objective to a model first: objective.bind(model, ...)")
         return self._attachment.model
 
-    def _surroundings(
-        self, model: nn.Module, dtype: torch.dtype | None, device: torch.device
-    ) -> Surroundings:
-        """Check support whenever the loop uses another wrapper or another precision.
+    @property
+    def step(self) -> int:
+        """Number of updates seen."""
+        return self.strengths.step
 
-        Raises:
-            RuntimeError: it is another model than was attached, or a weight has another shape; or
-                another objective has attached one of the methods to its model since: what it
-                remembers is of that model.
-            ValueError: a method does not support it.
+    @step.setter
+    def step(self, value: int) -> None:
+        self.strengths.step = value
+
+    # --- around updates ----------------------------------------------------------------------
+
+    def calibrate(
+        self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
+    ) -> None:
+        """Let methods measure the pre-trained model, as JacHess does, before the first update.
+
+        Trainers do so on the first 32 rows of the training data. In a loop of your own call it
+        where an update has several batches or processes, with the same rows in each: what is not
+        measured by then is measured on the first batch, with a warning if there are more.
+
+        Args:
+            model: as the loop holds it.
+            batch: model inputs; labels are not needed.
+            compute_loss: as of a call.
         """
-        if self._attachment is not None and self._attachment.lost_method is not None:
-            raise RuntimeError(
-                f"another objective has attached this {self._attachment.lost_method} to its model "
-                "since, and a method remembers one model at a time: make one for each objective"
+        device, bare = device_of(batch), unwrap(model)
+        for name, regularizer in self.regularizers.items():
+            if not (isinstance(regularizer, LossTerm) and regularizer.calibrates):
+                continue
+            clean = ForwardPass(
+                bare,
+                {key: value for key, value in batch.items() if key != "example_id"},
+                compute_loss=compute_loss or model_loss,
+                points=regularizer.points(),
+                side=regularizer.side,
+                dropout="off",
             )
-        checked = self._around.setdefault(model, {})
-        if dtype not in checked:
-            if self._attachment is not None:
-                self._attachment.check(model)
-            where = check(self.regularizers, model, device)
-            keep_unpacked(model)
-            checked[dtype] = Surroundings(where, reads_float32(where), shards(unwrap(model)))
-        return checked[dtype]
-
-    # --- around an update --------------------------------------------------------------------
+            with in_float32(model, device), rng.stream(device, self.seed, f"{name}/calibrate", 0):
+                regularizer.calibrate(clean)
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
+        self._unused.forget()
         self.strengths.finish(self._sum.finish())
         for name, regularizer in self.regularizers.items():
             if not regularizer.acts_before:
@@ -243,10 +248,18 @@ class BoundMethods:
 
     def after_step(self) -> None:
         """Let the methods read or correct the new weights; just after an update."""
-        self.strengths.step += 1
+        self.step += 1
         for regularizer in self.regularizers.values():
             if regularizer.acts_after:
                 regularizer.after_step(self.model)
+
+    def notice(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, of this model or of another, has made an update."""
+        if self._hooks is not None and (optimizer is self.optimizer or self._hooks.stepping):
+            return  # or it is one that the bound optimizer wraps
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        if any(weight in self._trained for weight in weights):
+            self._unseen = type(optimizer).__name__
 
     # --- state -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Task loss plus the terms of any number of methods."""
+"""Task loss plus the terms of any number of methods: what they do in one update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from smoothtune.core.bound_methods import BoundMethods, Surroundings
+from smoothtune.core.bound_methods import BoundMethods
 from smoothtune.core.compute_loss import (
     NO_LOSS,
     ComputeLoss,
@@ -17,21 +17,21 @@ from smoothtune.core.compute_loss import (
     model_loss,
     times,
 )
-from smoothtune.core.forward import Batch, ForwardPass, device_of
+from smoothtune.core.forward import Batch, device_of
 from smoothtune.core.loss_sum import Summed
 from smoothtune.core.non_finite import non_finite_loss
+from smoothtune.core.optimizer_hooks import needs_attaching, needs_updates
 from smoothtune.core.packed_rows import one_document_a_row
-from smoothtune.core.plain_loss import plain_problems
-from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.strength import TASK
-from smoothtune.core.support import NO_NORMS, refuse
+from smoothtune.core.support import NO_NORMS, check, plain_problems, refuse
 from smoothtune.core.terms import Terms
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype, in_float32, tf32_products
 from smoothtune.nn.causal_lm import check_next_token_loss, next_token_loss
-from smoothtune.nn.distributed import UnusedWeights, buffers_copied_once
-from smoothtune.nn.environments import Environment
+from smoothtune.nn.distributed import buffers_copied_once, shards
+from smoothtune.nn.environments import Environment, Surroundings, reads_float32
+from smoothtune.nn.low_bit import keep_unpacked
 from smoothtune.nn.model_facts import has_labels, predicts_tokens, undeclared_labels
 
 
@@ -61,13 +61,13 @@ class Objective(BoundMethods):
         terms: detached parts of the last value: `loss`, `loss/task`, `loss/<method>`, and the
             methods' diagnostics as `<method>/<name>`.
         checks: whether its values are finite, which trainers read one update later.
+        optimizer: that it is bound to, without wrappers; None: none.
     """
 
     def _begin(self) -> None:
         super()._begin()
         self.terms: dict[str, Tensor] = {}
         self._terms = Terms(self.regularizers, self.strengths)
-        self._unused = UnusedWeights()
         self._compared = False  # whether the task loss has been compared with the model's own
 
     def __call__(
@@ -104,26 +104,24 @@ class Objective(BoundMethods):
             ValueError: the batch has neither labels nor a method that works without, or FSDP2 has
                 sharded the model; or the model computes another loss than it declares.
         """
-        self._watch.check(self.step)
+        self._check_binding()
         self.calls += 1
         device = device_of(batch)
         dtype = autocast_dtype(model, device)
         around = self._surroundings(model, dtype, device)
         task = self._task_batch(model, batch, compute_loss, around, declared_loss=declared_loss)
-        # the losses, in float32 where 16 bits would spoil them
-        rounds = dtype is not None or around.low_bit
-        exact = not rounds or self._terms.need_float32(dtype, task.labeled, low_bit=around.low_bit)
-        narrow = dtype is not None and exact and device.type == "cuda"
+        exact = self._terms.need_float32(dtype, task.labeled, low_bit=around.low_bit)
+        narrow = exact and dtype is not None and device.type == "cuda"
         narrow = narrow and self._terms.tolerate_tf32(task.labeled)
-        products = tf32_products if narrow else nullcontext
-        with in_float32(model, device) if rounds and exact else nullcontext(), products():
-            losses = self._losses(model, task, around.where)
-        if not losses:
-            return self._without_losses(model, task, around.where)
-        # their sum
-        losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
-        in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
-        with products():
+        with tf32_products() if narrow else nullcontext():
+            # the losses, in float32 where 16 bits would spoil them
+            with in_float32(model, device) if exact else nullcontext():
+                losses = self._losses(model, task, around.where)
+            if not losses:
+                return self._without_losses(model, task, around.where)
+            # their sum
+            losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
+            in_half = dtype == torch.float16 and not exact  # gradients vanish before a scaler
             summed = self._sum(
                 model,
                 losses,
@@ -134,50 +132,53 @@ class Objective(BoundMethods):
             )
         self._record(summed)
         parts = {name: self.terms[f"loss/{name}"] for name in losses}
-        error = partial(non_finite_loss, unwrap(model), parts, task.example_ids, self.step + 1)
+        error = partial(
+            non_finite_loss, unwrap(model), parts, task.example_ids, self.strengths.step + 1
+        )
         self.checks.add(self.terms["loss"].isfinite(), error)
         if not task.labeled and "DDP" in around.where:
             return self._unused.zero_gradients(model, summed.loss)
         self._unused.weights = set()  # this batch reaches all that the model uses
         return summed.loss
 
-    def calibrate(
-        self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
-    ) -> None:
-        """Let methods measure the pre-trained model, as JacHess does, before the first update.
-
-        Trainers do so on the first 32 rows of the training data. In a loop of your own call it
-        where an update has several batches or processes, with the same rows in each: what is not
-        measured by then is measured on the first batch, with a warning if there are more.
-
-        Args:
-            model: as the loop holds it.
-            batch: model inputs; labels are not needed.
-            compute_loss: as of a call.
-        """
-        device, bare = device_of(batch), unwrap(model)
-        for name, regularizer in self.regularizers.items():
-            if not (isinstance(regularizer, LossTerm) and regularizer.calibrates):
-                continue
-            clean = ForwardPass(
-                bare,
-                {key: value for key, value in batch.items() if key != "example_id"},
-                compute_loss=compute_loss or model_loss,
-                points=regularizer.points(),
-                side=regularizer.side,
-                dropout="off",
-            )
-            with in_float32(model, device), rng.stream(device, self.seed, f"{name}/calibrate", 0):
-                regularizer.calibrate(clean)
-
-    def before_step(self) -> None:
-        """Let the methods edit the gradients; just before an update."""
-        if self._unused.weights:
-            self._unused.forget()
-        self._unused.weights = None
-        super().before_step()
-
     # --- inside ------------------------------------------------------------------------------
+
+    def _check_binding(self) -> None:
+        """Say so if methods did not get the model or the updates that they need."""
+        if self._attachment is None:
+            unprepared = [name for name, r in self.regularizers.items() if needs_attaching(r)]
+            if unprepared:
+                raise RuntimeError(
+                    f"{', '.join(unprepared)} must prepare the model and see its updates: call "
+                    "objective.bind(model, optimizer) before the loop"
+                )
+        # a loop may call before_step and after_step itself
+        if self._unseen and (self._hooks is not None or self.strengths.step == self._last_step):
+            acting = [name for name, r in self.regularizers.items() if needs_updates(r)]
+            raise RuntimeError(
+                f"{self._unseen} updates the weights, and the objective is not bound to it, so "
+                f"{', '.join(acting)} cannot act: call objective.bind(model, optimizer) with the "
+                "one optimizer of the loop"
+            )
+        self._last_step, self._unseen = self.strengths.step, None
+
+    def _surroundings(
+        self, model: nn.Module, dtype: torch.dtype | None, device: torch.device
+    ) -> Surroundings:
+        """What is around a model as the loop holds it, looked up once in each precision."""
+        if self._attachment is not None and self._attachment.lost_method is not None:
+            raise RuntimeError(
+                f"another objective has attached this {self._attachment.lost_method} to its model "
+                "since, and a method remembers one model at a time: make one for each objective"
+            )
+        seen = self._around.setdefault(model, {})
+        if dtype not in seen:
+            if self._attachment is not None:
+                self._attachment.check(model)
+            where = check(self.regularizers, model, device)
+            keep_unpacked(model)
+            seen[dtype] = Surroundings(where, reads_float32(where), shards(unwrap(model)))
+        return seen[dtype]
 
     def _task_batch(
         self,
@@ -194,18 +195,18 @@ class Objective(BoundMethods):
             ValueError: a method would act over several documents, or needs the plain task loss and
                 does not have it; or the losses would be others than the methods take them for.
         """
-        inputs, bare, methods = dict(batch), unwrap(model), self.regularizers
+        inputs, bare = dict(batch), unwrap(model)
         example_ids, unlabeled = inputs.pop("example_id", None), inputs.pop("unlabeled", False)
         own = compute_loss is not None and compute_loss is not next_token_loss  # of the loop
         labeled = not unlabeled and (own or has_labels(bare, inputs))
         if "position_ids" in inputs:
-            inputs = one_document_a_row(inputs, bare, methods, own_loss=own)
+            inputs = one_document_a_row(inputs, bare, self.regularizers, own_loss=own)
         if compute_loss is None or not own:
-            by_token = bool(methods) and predicts_tokens(bare)  # else plain, bit for bit
+            by_token = bool(self.regularizers) and predicts_tokens(bare)  # else plain, bit for bit
             compute_loss = next_token_loss if by_token else model_loss
         if labeled and self._terms.plain_loss:
             declared = bool(declared_loss) or not own
-            refuse(plain_problems(methods.values(), bare, inputs, declared=declared))
+            refuse(plain_problems(self.regularizers.values(), bare, inputs, declared=declared))
         if labeled and compute_loss is next_token_loss and not self._compared:
             check_next_token_loss(bare, inputs)
             self._compared = True
@@ -242,12 +243,13 @@ class Objective(BoundMethods):
         if not self._terms.has_waiting():
             raise ValueError(
                 "the batch has no labels and no method gives a loss without them in update "
-                f"{self.step + 1}: leave out such batches, or give a method with "
+                f"{self.strengths.step + 1}: leave out such batches, or give a method with "
                 'batches="unlabeled" or "both" and every=1'
             )
-        self._record(Summed(torch.zeros((), device=device_of(task.inputs)), {}, {}))
+        device = device_of(task.inputs)
+        self._record(Summed(torch.zeros((), device=device), {}, {}))
         if "DDP" in where:
-            with rng.isolated(device_of(task.inputs)):
+            with rng.isolated(device):
                 task.compute_loss(model, task.inputs)
         return self._unused.zero_loss(model)
 
@@ -256,8 +258,7 @@ class Objective(BoundMethods):
         self.terms = {"loss": summed.loss.detach()}
         self.terms |= {f"loss/{name}": value.detach() for name, value in summed.weighed.items()}
         for name, regularizer in self.regularizers.items():
-            if diagnostics := regularizer.diagnostics:
-                self.terms |= {f"{name}/{key}": value for key, value in diagnostics.items()}
+            self.terms |= {f"{name}/{key}": v for key, v in regularizer.diagnostics.items()}
         self.terms |= summed.strengths
 
 

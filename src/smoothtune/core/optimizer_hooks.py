@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from accelerate.optimizer import AcceleratedOptimizer
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -119,83 +118,27 @@ class OptimizerHooks:
         return edited
 
 
-_WATCHING: weakref.WeakSet[UpdateWatch] = weakref.WeakSet()
-
-
-class UpdateWatch:
-    """Notices a loop whose updates the methods that need them do not see.
-
-    Args:
-        regularizers: methods by name.
-    """
-
-    def __init__(self, regularizers: dict[str, Regularizer]):
-        self.prepared = [name for name, r in regularizers.items() if _needs_attaching(r)]
-        self.acting = [name for name, r in regularizers.items() if needs_updates(r)]
-        self.bound: OptimizerHooks | None = None
-        self._weights: set[nn.Parameter] | None = None
-        self._unseen: str | None = None  # the kind of an optimizer that is not bound
-        self._step = 0
-
-    def start(self, model: nn.Module) -> None:
-        """Watch the trained weights of a model."""
-        self._weights = {weight for weight in model.parameters() if weight.requires_grad}
-        if self.acting:
-            _see_all_optimizers()
-            _WATCHING.add(self)
-
-    def stop(self) -> None:
-        """Watch nothing."""
-        self._weights = self._unseen = None
-        _WATCHING.discard(self)
-
-    def notice(self, optimizer: Optimizer) -> None:
-        """An optimizer, of this model or of another, has made an update."""
-        if self.bound is not None and (optimizer is self.bound.optimizer or self.bound.stepping):
-            return  # or it is one that the bound optimizer wraps
-        weights = (weight for group in optimizer.param_groups for weight in group["params"])
-        if any(weight in (self._weights or ()) for weight in weights):
-            self._unseen = type(optimizer).__name__
-
-    def check(self, step: int) -> None:
-        """Say so if methods did not get what they need.
-
-        Args:
-            step: number of updates seen; a loop may call the methods without an optimizer's hooks.
-
-        Raises:
-            RuntimeError: no model was prepared, or its weights were updated unseen.
-        """
-        if self._weights is None and self.prepared:
-            raise RuntimeError(
-                f"{', '.join(self.prepared)} must prepare the model and see its updates: call "
-                "objective.bind(model, optimizer) before the loop"
-            )
-        if self._unseen and (self.bound is not None or step == self._step):
-            raise RuntimeError(
-                f"{self._unseen} updates the weights, and the objective is not bound to it, so "
-                f"{', '.join(self.acting)} cannot act: call objective.bind(model, optimizer) with "
-                "the one optimizer of the loop"
-            )
-        self._step, self._unseen = step, None
+WATCHING: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objectives that `notice` the updates of every optimizer."""
 
 
 @functools.cache
-def _see_all_optimizers() -> None:
+def hook_all_optimizers() -> None:
     """Report every optimizer's updates, from the first call on, once.
 
-    The hook stays: a watch that the garbage collector ends may end inside of an optimizer's step,
-    where torch goes through its hooks and none may be removed.
+    The hook stays: an objective that the garbage collector ends may end inside of an optimizer's
+    step, where torch goes through its hooks and none may be removed.
     """
     register_optimizer_step_post_hook(_report)
 
 
 def _report(optimizer: Optimizer, *_: Any) -> None:
-    for watch in list(_WATCHING):
-        watch.notice(optimizer)
+    for objective in list(WATCHING):
+        objective.notice(optimizer)
 
 
-def _needs_attaching(method: Regularizer) -> bool:
+def needs_attaching(method: Regularizer) -> bool:
+    """Whether a method has to prepare the model or to see its updates."""
     traits = method.traits
     prepares = traits.reparametrizes or traits.resets_weights or traits.derivative_order > 1
     return prepares or needs_updates(method)

@@ -6,12 +6,12 @@ pair of kind and environment with a single float32 process; every other pair is 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
-from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.nn.architecture import blocks, is_fsdp1, transformer, unwrap
 from smoothtune.nn.distributed import casts, shards
@@ -21,6 +21,7 @@ from smoothtune.nn.hooks import WEIGHT_SIDE
 from smoothtune.nn.low_bit import HALF
 from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
+    added_loss,
     adds_tokens,
     declaring,
     has_merged_adapters,
@@ -30,19 +31,6 @@ from smoothtune.nn.model_facts import (
     reads_text,
     sides_of,
 )
-
-Kind = Literal[
-    "perturbs",
-    "finite differences",
-    "differentiates twice",
-    "substitutes weights",
-    "needs whole weights",
-    "edits updates",
-    "changes dropout",
-    "ascends in weights",
-    "has a bound",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _FLOAT32 = (
     "load the model with dtype=torch.float32 and train with bf16=True, or freeze what has 16 bits "
@@ -86,7 +74,7 @@ _PASSES: dict[Environment, str] = {
     "torch.compile": _NO_COMPILE,
 }
 
-REFUSED: dict[Kind, dict[Environment, str]] = {
+REFUSED: dict[str, dict[Environment, str]] = {
     "perturbs": {"16-bit weights": _ROUNDED, **_PASSES},
     "finite differences": {"16-bit weights": _NO_BF16, **_PASSES},
     "differentiates twice": {
@@ -125,6 +113,8 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
     },
 }
 
+KINDS = tuple(REFUSED)
+"""What methods do."""
 NO_NORMS: set[Environment] = set(REFUSED["has a bound"])
 """Where the gradients of losses cannot be told apart."""
 
@@ -138,10 +128,10 @@ NOT_FLOAT32: tuple[Environment, ...] = (
 """Where frozen weights in few bits are not read as float32."""
 
 
-def kinds(method: Regularizer) -> set[Kind]:
+def kinds(method: Regularizer) -> set[str]:
     """What a method does, as far as it decides where it works."""
     traits = method.traits
-    does: dict[Kind, bool] = {
+    does = {
         "perturbs": bool(method.points()),
         "finite differences": traits.finite_differences,
         "differentiates twice": traits.derivative_order > 1,
@@ -152,7 +142,7 @@ def kinds(method: Regularizer) -> set[Kind]:
         "ascends in weights": traits.ascends_weights,
         "has a bound": isinstance(method, Penalty) and method.max_share is not None,
     }
-    return {kind for kind, applies in does.items() if applies}
+    return {kind for kind in KINDS if does[kind]}
 
 
 def runs_model(method: Regularizer) -> bool:
@@ -217,6 +207,36 @@ def check(
         )
     refuse(refusals)
     return where
+
+
+def plain_problems(
+    methods: Iterable[Regularizer],
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    declared: bool = True,
+) -> list[str]:
+    """Why methods that compute the task loss themselves have another one, and what to change.
+
+    They know the plain loss alone: the mean cross entropy that the model declares.
+
+    Args:
+        methods: all of them.
+        model: unwrapped.
+        batch: may ask the model for another loss.
+        declared: the task loss is the one that the model declares, and not of the loop's own.
+    """
+    added = added_loss(model, batch)
+    if declared and added is None:
+        return []
+    what = "your loss is another" if added is None else f"{type(model).__name__} adds {added}"
+    loss = "model's own" if added is None else "model's without it"
+    return [
+        f"{each.name}: {what}, and the method computes the plain task loss from logits and labels: "
+        f"leave the method out, or train with the {loss}"
+        for each in methods
+        if each.traits.plain_loss
+    ]
 
 
 def _low_bit_problems(methods: dict[str, Regularizer], where: set[Environment]) -> list[str]:

@@ -84,6 +84,8 @@ class Terms:
             labeled: whether the batch has labels.
             low_bit: whether frozen weights in few bits are read as float32.
         """
+        if dtype is None and not low_bit:
+            return False
         if dtype == torch.float16 and self.strengths.bounded:
             return True  # also where the task alone is measured, before a scaler has its say
         rounds = dtype == torch.float16 or low_bit

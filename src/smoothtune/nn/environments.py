@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from smoothtune.nn.autocast import autocast_dtype
 from smoothtune.nn.compile import is_compiled_block
 from smoothtune.nn.distributed import shards
 from smoothtune.nn.low_bit import HALF, INSTEAD_OF_QUANTIZED, is_quantized, why_unreadable
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 Environment = Literal[
     "bf16 autocast",
@@ -33,6 +36,16 @@ ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
 COMPILED: set[Environment] = {"torch.compile", "compiled blocks"}
 LOW_BIT: tuple[Environment, ...] = ("16-bit base weights", "quantized base weights")
 """Frozen weights in fewer than 32 bits, which are read as float32 where a method needs it."""
+
+
+class Surroundings(NamedTuple):
+    """What is around a model, as the loop holds it in one precision; looked up once."""
+
+    where: set[Environment]
+    low_bit: bool
+    """Whether frozen weights in few bits can be read as float32."""
+    units: list[FSDPModule]
+    """That FSDP2 shards."""
 
 
 def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:

@@ -11,10 +11,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.optimizer_hooks import needs_updates
-from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import Penalty, Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
+    plain_problems,
     problems,
     recomputation_problems,
     refuse,
