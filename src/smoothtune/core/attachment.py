@@ -72,10 +72,7 @@ class Attachment:
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that no longer is as it was attached; before the first update with it.
-
-        Args:
-            model: as the loop holds it now.
+        """Refuse a model, as the loop holds it, that no longer is as it was attached.
 
         Raises:
             RuntimeError: it is another model, or a weight has another shape.

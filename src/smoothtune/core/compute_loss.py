@@ -61,13 +61,11 @@ def factor_of(compute_loss: ComputeLoss) -> float | Tensor:
 
 
 def loss_and_outputs(returned: Any) -> tuple[Tensor | None, Any]:
-    """Take apart what a loss function has returned.
+    """The loss () or None, and the outputs, empty if there are none.
 
     Args:
-        returned: a loss of one number, whatever its shape, or None; alone or with the outputs.
-
-    Returns:
-        The loss (), and the outputs, which are empty if there are none.
+        returned: by a loss function: a loss of one number, whatever its shape, or None; alone or
+            with the outputs.
 
     Raises:
         ValueError: it is something else.

@@ -55,16 +55,15 @@ class ForwardPass(PassResults):
 
     Args:
         model: as the loop holds it, DDP and other wrappers included.
-        batch: model inputs by name; an encoder-decoder's get `decoder_input_ids`. Perturbing needs
-            `input_ids` (B, T), or (B, choices, T), whose sequences then count as B * choices
-            examples wherever a shape says B, but in outputs.
+        batch: model inputs by name. Perturbing needs `input_ids` (B, T), or (B, choices, T), whose
+            sequences then count as B * choices examples wherever a shape says B, but in outputs.
         compute_loss: (model, batch) -> scalar loss or None, and outputs; see `ComputeLoss`.
         points: where perturbations may enter; see `smoothtune.nn.hooks`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
-        side: of an encoder-decoder, where points, perturbations and hidden states are; T counts
-            its tokens, on both sides the encoder's and then the decoder's.
+        side: of an encoder-decoder, where points and hidden states are; T counts its tokens, on
+            both sides the encoder's and then the decoder's.
         labeled: whether the batch has a task loss; None: as the model declares its labels.
         dropout: "independent": the model's own; "off": evaluation mode; "shared", as `at` sets it:
             that of another pass.
@@ -153,14 +152,7 @@ class ForwardPass(PassResults):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """(B, D) state of the token a head reads: the last real one in decoders, else the first.
-
-        Args:
-            hidden: (B, T, D).
-
-        Raises:
-            ValueError: the head of an encoder-decoder reads none of the encoder's tokens.
-        """
+        """(B, D) of hidden states (B, T, D) that of the token a head reads: see `pooled_positions`."""
         positions = pooled_positions(unwrap(self.model), self.mask)
         return hidden[torch.arange(len(hidden), device=hidden.device), positions]
 
@@ -211,7 +203,7 @@ class ForwardPass(PassResults):
         relative: bool = False,
         model: nn.Module | None = None,
     ) -> ForwardPass:
-        """Run the model on the same batch at another perturbation.
+        """Another pass on the same batch, at another perturbation, which has run.
 
         Args:
             delta: (B, T, D), several by point, or None for an unperturbed second pass.
@@ -222,9 +214,6 @@ class ForwardPass(PassResults):
             detach: no gradient reaches the layers below the point.
             relative: delta is in units of each token's root mean square at its point.
             model: another model of the same architecture, such as a teacher.
-
-        Returns:
-            The pass, which has run.
 
         Raises:
             RuntimeError: as `run`; or this pass has some rows of a batch, and other random numbers

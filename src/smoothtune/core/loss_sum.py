@@ -63,9 +63,6 @@ class Parts(NamedTuple):
 class LossSum:
     """Sums losses by name, and their gradients over the batches of one update.
 
-    Args:
-        strengths: what they are multiplied with.
-
     Attributes:
         keeps: whether more batches may come before the update; if not, nothing is kept.
     """

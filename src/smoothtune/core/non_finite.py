@@ -28,12 +28,7 @@ class Checks:
         self._sent: _Sent | None = None
 
     def add(self, passed: Tensor, error: Callable[[], Exception]) -> None:
-        """Check something.
-
-        Args:
-            passed: () whether it is as it should be.
-            error: made if it is not.
-        """
+        """Check something: () whether it is as it should be, and what makes the error if it is not."""
         self._latest.append((passed, error))
         if not self.late:
             self.read()
@@ -79,14 +74,7 @@ class _Sent:
 def non_finite_loss(
     model: nn.Module, losses: Mapping[str, Tensor], example_ids: Any, update: int
 ) -> NonFiniteLoss:
-    """Says which parts are not finite, on which examples, and what to do.
-
-    Args:
-        model: the trained model; its weights may be spoiled already.
-        losses: the parts () by name.
-        example_ids: (B,) of the batch, or None.
-        update: number of the update.
-    """
+    """Says which parts () are not finite, on which examples (ids (B,), or None), and what to do."""
     bad = [f"{name} = {value.item()}" for name, value in sorted(losses.items())]
     where = "" if example_ids is None else f", examples {example_ids.tolist()}"
     broken = [n for n, p in model.named_parameters() if not p.isfinite().all()]
@@ -103,12 +91,7 @@ def non_finite_loss(
 
 
 def finite_weights(model: nn.Module, update: int) -> Check | None:
-    """The check that updates have left all trained weights finite; None if there are none.
-
-    Args:
-        model: the trained model.
-        update: number of the last update, for the message.
-    """
+    """The check that `update` updates have left all trained weights finite; None: there are none."""
     trained = {name: _local(p) for name, p in model.named_parameters() if p.requires_grad}
     trained = {name: weight for name, weight in trained.items() if weight.numel()}
     if not trained:

@@ -47,14 +47,11 @@ def documents(batch: Mapping[str, Any]) -> list[int] | None:
 
 
 def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A padded batch from a packed one, with one row per document.
+    """A packed batch with every document in a row of its own, padded on the right, and a mask.
 
     Args:
-        batch: `input_ids` and `labels` (B, S) with `position_ids`; batches that are not packed are
+        batch: `input_ids` and `labels` (B, S) with `position_ids`; one that is not packed is
             returned unchanged.
-
-    Returns:
-        The same documents in rows, padded on the right, with an attention mask.
     """
     lengths = documents(batch)
     if lengths is None:
@@ -79,13 +76,7 @@ def uses_passes(method: Regularizer) -> bool:
 def one_document_a_row(
     batch: dict[str, Any], model: nn.Module, methods: Mapping[str, Regularizer], *, own_loss: bool
 ) -> dict[str, Any]:
-    """The batch as methods need it.
-
-    Args:
-        batch: model inputs by name.
-        model: unwrapped.
-        methods: by name.
-        own_loss: the loop computes the loss itself, from the batch as it is.
+    """The model inputs as methods need them, unless the loop computes a loss of its own from them.
 
     Raises:
         ValueError: a method would act over several documents, and the batch cannot be taken apart.

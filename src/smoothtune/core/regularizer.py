@@ -43,7 +43,7 @@ def method(name: str, traits: Traits | None = None) -> Callable[[type[R]], type[
 
     Args:
         name: on the command line, in run files and logs.
-        traits: what it declares; None: nothing.
+        traits: what it declares.
 
     Raises:
         TypeError: it has a loss, and does not say what the loss is for.
@@ -85,7 +85,7 @@ class Regularizer:
 
     @property
     def traits(self) -> Traits:
-        """What the class declares; a class in which a trait depends on fields overrides this."""
+        """What it declares; a class in which a trait depends on fields overrides this."""
         return self.declared
 
     @classmethod
@@ -94,7 +94,7 @@ class Regularizer:
         return cls.declared.searched or {}
 
     def settings(self) -> dict[str, Any]:
-        """Every field with its value, as YAML and `result.json` carry it."""
+        """Every field with its value, as run files and `result.json` carry it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def points(self) -> tuple[Point, ...]:
@@ -131,10 +131,7 @@ class Regularizer:
         return False
 
     def updates(self, duration: float) -> int:
-        """A duration in updates.
-
-        Args:
-            duration: a number of updates, or a fraction of the run.
+        """A duration, in updates or as a fraction of the run, in updates.
 
         Raises:
             ValueError: it is a fraction, and the length of the run is not known.
@@ -188,10 +185,10 @@ class LossTerm(Regularizer, ABC):
         """() the loss, a mean over the batch's examples; None if it does not apply."""
 
     def calibrate(self, clean: ForwardPass) -> None:
-        """Measure the pre-trained model on rows of the training data, before the first update.
+        """Measure the pre-trained model, before the first update.
 
         Args:
-            clean: a pass over these rows, which has not run.
+            clean: a pass over rows of the training data, which has not run.
         """
 
     @property
@@ -203,6 +200,10 @@ class LossTerm(Regularizer, ABC):
     def acts(self, step: int, *, labeled: bool) -> bool:
         """Whether it has a loss in the update after `step` others, on a batch of this kind."""
         return labeled or not self.traits.needs_labels
+
+    def has_acted(self, step: int) -> bool:
+        """Whether it has had a loss in one of the first `step` updates."""
+        return step > 0
 
     @property
     def acts_without_labels(self) -> bool:
@@ -260,10 +261,8 @@ class Penalty(LossTerm):
         if self.weight is None and self.share is None:
             raise ValueError(f"{self.name} needs weight or share")
         if self.weight is not None and self.share is not None:
-            raise ValueError(
-                f"{self.name} has both share={self.share} and weight={self.weight}: give one, as "
-                "share sets the weight"
-            )
+            both = f"share={self.share} and weight={self.weight}"
+            raise ValueError(f"{self.name} has both {both}: give one, as share sets the weight")
         if self.rows < 1 and (reason := self.why_all_rows()):
             raise ValueError(f"{self.name} {reason}, so rows is 1")
         if self.share is not None and self.max_share is None:
@@ -304,20 +303,21 @@ class Penalty(LossTerm):
 
     def acts(self, step: int, *, labeled: bool) -> bool:
         """Whether it is on, in its turn, and allowed on the batch."""
-        kinds = ("labeled" if labeled else "unlabeled", "both")
-        allowed = self.batches in kinds and super().acts(step, labeled=labeled)
+        allowed = self.batches in ("labeled" if labeled else "unlabeled", "both")
+        allowed = allowed and super().acts(step, labeled=labeled)
         return allowed and self.has_turn(step) and self.ramp(step) > 0
 
     def has_turn(self, step: int) -> bool:
         """Whether the update after `step` others is one of every k-th."""
         return step % self.every == 0
 
-    def ramp(self, step: int) -> float:
-        """Part of the weight or share that holds in the update after `step` others.
+    def has_acted(self, step: int) -> bool:
+        """Whether its ramp had begun in the last of its turns."""
+        last_turn = (step - 1) // self.every
+        return last_turn >= 0 and self.ramp(last_turn * self.every) > 0
 
-        Args:
-            step: number of updates before this one.
-        """
+    def ramp(self, step: int) -> float:
+        """Part of the weight or share that holds in the update after `step` others."""
         start = self.updates(self.ramp_start)
         if step < start:
             return 0.0
@@ -328,8 +328,7 @@ class Penalty(LossTerm):
     def has_own_graph(self) -> bool:
         """Whether its term reaches the weights through passes of its own alone.
 
-        So it is where a bound needs the two gradients apart, at no further backward pass: the
-        clean pass is a constant to what is compared with it.
+        A bound then needs no further backward pass: the clean pass is a constant to the term.
         """
         return self.traits.small_difference and self.max_share is not None
 

@@ -27,13 +27,7 @@ PREDICTIONS = ("logits", "start_logits", "end_logits", "sentence_embedding")
 
 
 def draw_rows(count: int, part: float, device: torch.device) -> Tensor:
-    """(n,) numbers of ceil(part * count) of `count` rows, in their order.
-
-    Args:
-        count: rows of the batch.
-        part: in (0, 1].
-        device: where they are drawn.
-    """
+    """(n,) numbers of ceil(part * count) of `count` rows, in their order; part in (0, 1]."""
     n = math.ceil(round(part * count, 9))  # 0.07 * 100 is above 7
     return torch.randperm(count, device=device)[:n].sort().values
 
@@ -42,12 +36,9 @@ def subset_pass(clean: ForwardPass, method: Penalty, *, runs: bool) -> ForwardPa
     """The clean pass on as many random rows of its batch as a method asks for.
 
     Args:
-        clean: over the whole batch.
+        clean: over the whole batch; it is returned if these are all its rows.
         method: whose term is taken on the part.
         runs: the clean pass runs in any case, so it may serve the part.
-
-    Returns:
-        `clean` itself if these are all its rows.
 
     Raises:
         ValueError: an input of the model has not one entry for each row.

@@ -69,14 +69,17 @@ _MERGED = (
     "model.unmerge_adapter() before"
 )
 
-_PASSES: dict[Environment, str] = {
-    "reentrant checkpointing": _NON_REENTRANT,
-    "torch.compile": _NO_COMPILE,
-}
-
 REFUSED: dict[str, dict[Environment, str]] = {
-    "perturbs": {"16-bit weights": _ROUNDED, **_PASSES},
-    "finite differences": {"16-bit weights": _NO_BF16, **_PASSES},
+    "perturbs": {
+        "16-bit weights": _ROUNDED,
+        "reentrant checkpointing": _NON_REENTRANT,
+        "torch.compile": _NO_COMPILE,
+    },
+    "finite differences": {
+        "16-bit weights": _NO_BF16,
+        "reentrant checkpointing": _NON_REENTRANT,
+        "torch.compile": _NO_COMPILE,
+    },
     "differentiates twice": {
         "16-bit weights": _NO_BF16,
         "reentrant checkpointing": _NON_REENTRANT,
@@ -118,13 +121,7 @@ KINDS = tuple(REFUSED)
 NO_NORMS: set[Environment] = set(REFUSED["has a bound"])
 """Where the gradients of losses cannot be told apart."""
 
-_FLOAT32_BASE = "load the base model with dtype=torch.float32"
-NOT_FLOAT32: tuple[Environment, ...] = (
-    "reentrant checkpointing",
-    "torch.compile",
-    "compiled blocks",
-    "FSDP2",
-)
+NOT_FLOAT32 = ("reentrant checkpointing", "torch.compile", "compiled blocks", "FSDP2")
 """Where frozen weights in few bits are not read as float32."""
 
 
@@ -152,12 +149,12 @@ def runs_model(method: Regularizer) -> bool:
 
 def problems(name: str, regularizer: Regularizer, where: set[Environment]) -> list[str]:
     """Why a method does not work in these environments, and what to change; empty if it does."""
+    does = kinds(regularizer)
     return [
         f"{name} with {environment}: {REFUSED[kind][environment]}"
         for kind in KINDS
-        if kind in kinds(regularizer)
         for environment in ENVIRONMENTS
-        if environment in where and environment in REFUSED[kind]
+        if kind in does and environment in where and environment in REFUSED[kind]
     ]
 
 
@@ -185,15 +182,15 @@ def check(
     refuse(_wrapper_problems(model))
     where, bare = environments(model, device), unwrap(model)
     refusals = [p for name, r in methods.items() for p in problems(name, r, where)]
-    acting = [name for name, r in methods.items() if not r.traits.does_nothing]
-    if any(map(casts, shards(model))):
-        refusals += [f"{name} with {_CASTS}" for name in acting]
     reasons = {name: r.refuses(bare) for name, r in methods.items()}
     refusals += [f"{name} {reason}" for name, reason in reasons.items() if reason]
-    if has_merged_adapters(bare):
-        refusals += [f"{name} with {_MERGED}" for name in acting]
-    if reason := unreadable(bare):
-        refusals += [f"{name} with {reason}" for name in acting]
+    for_all = [
+        _CASTS if any(map(casts, shards(model))) else None,
+        _MERGED if has_merged_adapters(bare) else None,
+        unreadable(bare),
+    ]
+    acting = [name for name, r in methods.items() if not r.traits.does_nothing]
+    refusals += [f"{name} with {reason}" for reason in for_all if reason for name in acting]
     refusals += _low_bit_problems(methods, where)
     refusals += recomputation_problems(methods, bare, where)
     refusals += _perturbation_problems(methods, bare, where)
@@ -242,7 +239,8 @@ def plain_problems(
 def _low_bit_problems(methods: dict[str, Regularizer], where: set[Environment]) -> list[str]:
     """Which methods need float32 where frozen weights in few bits are not read so."""
     return [
-        f"{name} with {low_bit} and {environment}: its passes would not be float32: {_FLOAT32_BASE}"
+        f"{name} with {low_bit} and {environment}: its passes would not be float32: load the base "
+        "model with dtype=torch.float32"
         for name, r in methods.items()
         for low_bit in LOW_BIT
         for environment in NOT_FLOAT32
@@ -254,9 +252,9 @@ def recomputation_problems(
     methods: dict[str, Regularizer], model: nn.Module, where: set[Environment]
 ) -> list[str]:
     """Which methods act in blocks that would be recomputed without them."""
+    refusals = list[str]()
     if "activation checkpointing" not in where:
-        return []
-    refusals = []
+        return refusals
     for name, method in methods.items():
         if not {*method.points()} - {"word"} and method.traits.derivative_order == 1:
             continue
@@ -286,22 +284,28 @@ def _perturbation_problems(
     methods: dict[str, Regularizer], model: nn.Module, where: set[Environment]
 ) -> list[str]:
     """Why methods cannot perturb, or compare, what an unwrapped model reads, or a side of it."""
+    refusals = list[str]()
+    if adds_tokens(model):
+        refusals += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
+    for name, method in methods.items():
+        if isinstance(method, LossTerm) and method.side != "encoder":
+            refusals += _side_problems(name, method, model)
     perturbing = {name: r for name, r in methods.items() if r.points()}
-    names, refusals, inner = ", ".join(perturbing), list[str](), transformer(model)
+    if not perturbing:
+        return refusals
+    names = ", ".join(perturbing)
     kind = getattr(getattr(declaring(model), "config", None), "model_type", "")
-    # what it reads
-    if names and not reads_text(model):
+    if not reads_text(model):
+        reads = getattr(transformer(model), "main_input_name", "")
         refusals.append(
-            f"{names} with a model that reads {getattr(inner, 'main_input_name', '')}: "
-            f"perturbations are verified at word embeddings only: {WEIGHT_SIDE}"
+            f"{names} with a model that reads {reads}: perturbations are verified at word "
+            f"embeddings only: {WEIGHT_SIDE}"
         )
-    if names and kind == "xlnet":
+    if kind == "xlnet":
         refusals.append(
             f"{names} with XLNet: its embeddings are (T, B, D), not (B, T, D): {WEIGHT_SIDE}"
         )
-    if adds_tokens(model):
-        refusals += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
-    if names and is_encoder_decoder(model):
+    if is_encoder_decoder(model):
         if kind not in ENCODER_DECODERS:
             refusals.append(
                 f"{names} with an encoder-decoder model of type {kind!r}: perturbations are "
@@ -314,13 +318,9 @@ def _perturbation_problems(
             for environment in ENVIRONMENTS
             if environment in where and environment in ("FSDP2", *LOW_BIT)
         ]
-    # the sides of all, and of each
     sides = {r.side for r in perturbing.values() if isinstance(r, LossTerm)}
     if len(sides) > 1:
         refusals.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")
-    for name, method in methods.items():
-        if isinstance(method, LossTerm) and method.side != "encoder":
-            refusals += _side_problems(name, method, model)
     return refusals
 
 

@@ -135,10 +135,7 @@ class Terms:
         )
 
     def losses(self, clean: ForwardPass, seed: int, calls: int) -> dict[str, Tensor]:
-        """Losses () by name, the task's too, without weights.
-
-        Draws depend on seed, name and call.
-        """
+        """Losses () by name, the task's too, without weights; draws depend on seed, name and call."""
         if self._measured:
             self._warn_of_one_batch()
         to_measure = [name for name, method in self.methods.items() if method.calibrates]
@@ -183,20 +180,9 @@ class Terms:
 
 
 def all_have_acted(methods: Iterable[Regularizer], step: int) -> bool:
-    """Whether the term of every method has acted in one of the first updates.
+    """Whether the term of every method of a run has acted in one of the first `step` updates.
 
     A model that a term has not touched is plain's: its score says nothing about the method.
-
-    Args:
-        methods: of the run, their length of training known.
-        step: number of updates so far.
     """
     terms = [method for method in methods if isinstance(method, LossTerm) and method.is_on]
-    return all(_has_acted(method, step) for method in terms)
-
-
-def _has_acted(method: LossTerm, step: int) -> bool:
-    if not isinstance(method, Penalty):
-        return step > 0
-    last_turn = (step - 1) // method.every
-    return last_turn >= 0 and method.ramp(last_turn * method.every) > 0
+    return all(term.has_acted(step) for term in terms)
