@@ -152,7 +152,11 @@ class ForwardPass(PassResults):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """(B, D) of hidden states (B, T, D) that of the token a head reads: see `pooled_positions`."""
+        """(B, D) state of the token a head reads, of (B, T, D): see `pooled_positions`.
+
+        Raises:
+            ValueError: the head of an encoder-decoder reads none of the encoder's tokens.
+        """
         positions = pooled_positions(unwrap(self.model), self.mask)
         return hidden[torch.arange(len(hidden), device=hidden.device), positions]
 

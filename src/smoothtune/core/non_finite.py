@@ -28,7 +28,7 @@ class Checks:
         self._sent: _Sent | None = None
 
     def add(self, passed: Tensor, error: Callable[[], Exception]) -> None:
-        """Check something: () whether it is as it should be, and what makes the error if it is not."""
+        """Check something: () whether it is as it should be, and what makes the error."""
         self._latest.append((passed, error))
         if not self.late:
             self.read()

@@ -15,6 +15,7 @@ from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
     Side,
     declaring,
+    has_vocabulary_head,
     is_causal,
     is_encoder_decoder,
     reads_text,
@@ -23,15 +24,10 @@ from smoothtune.nn.model_facts import (
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
-def is_fsdp1(module: nn.Module) -> bool:
-    """Whether FSDP1, or a subclass, wraps a module; by name, as its import takes a second."""
-    kind: Any = type(module)
-    return _is_fsdp1(kind)
-
-
 @functools.cache
-def _is_fsdp1(kind: Any) -> bool:
-    return any(base.__name__ == "FullyShardedDataParallel" for base in kind.__mro__)
+def is_fsdp1(cls: type) -> bool:
+    """Whether a class is FSDP1, or a subclass; by name, as its import takes a second."""
+    return any(base.__name__ == "FullyShardedDataParallel" for base in cls.__mro__)
 
 
 def is_embedding_model(model: nn.Module) -> bool:
@@ -52,7 +48,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if (wrapped := model._modules.get("_orig_mod")) is not None:  # what torch.compile wraps
             model = wrapped
-        elif isinstance(model, _PARALLEL) or is_fsdp1(model):
+        elif isinstance(model, _PARALLEL) or is_fsdp1(type(model)):
             model = cast(nn.Module, model.module)
         else:
             return model
@@ -82,7 +78,7 @@ def trained_weights(model: nn.Module, optimizer: Optimizer | None = None) -> lis
     sentence-transformers. An optimizer that holds none of the model's, as DeepSpeed's, adds none.
     """
     own = [weight for weight in weights_of(unwrap(model)) if weight.requires_grad]
-    groups = optimizer.param_groups if optimizer is not None else []
+    groups = [] if optimizer is None else optimizer.param_groups
     held = [weight for group in groups for weight in group["params"] if weight.requires_grad]
     numbers = {id(weight) for weight in own}
     outside = [weight for weight in held if id(weight) not in numbers]
@@ -97,9 +93,8 @@ def transformer(model: nn.Module) -> nn.Module:
 def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
     """The stack of blocks on one side of an encoder-decoder; any other model is one by itself.
 
-    The two stacks of an encoder-decoder have a module of word embeddings each, or one together.
-    The module that the whole model names may be another, which never runs: that of T5 and BART,
-    and of T5's encoder alone.
+    The word embeddings that the whole model names may never run: those of T5 and BART, and of
+    T5's encoder alone. The stacks have a module each, or one together.
     """
     inner = declaring(model)
     kind = getattr(getattr(inner, "config", None), "model_type", "")
@@ -195,8 +190,7 @@ def base_model(model: nn.Module) -> nn.Module:
 
     A head over the vocabulary is no new one: it was pre-trained with the rest.
     """
-    predictor = getattr(model, "get_output_embeddings", None)
-    if callable(predictor) and predictor() is not None:
+    if has_vocabulary_head(model):
         return model
     if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
         model = model.get_base_model()  # type: ignore[operator]
@@ -241,7 +235,7 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
 
 
 def linear_layers(model: nn.Module, *, head: bool, frozen: bool = False) -> list[nn.Module]:
-    """Linear layers (nn.Linear, and GPT-2's Conv1D), those that are trained or all of them.
+    """Linear layers of an unwrapped model: nn.Linear, and GPT-2's Conv1D.
 
     Args:
         model: unwrapped.

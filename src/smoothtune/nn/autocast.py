@@ -21,12 +21,7 @@ MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_dtype(model: nn.Module, device: torch.device) -> torch.dtype | None:
-    """The 16-bit type that a forward on `device` computes in; None without autocast.
-
-    Args:
-        model: as the loop holds it.
-        device: of the batch.
-    """
+    """The 16-bit type that a forward of the model, as the loop holds it, computes in; None: none."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     if "_original_forward" not in vars(unwrap(model)):

@@ -114,11 +114,7 @@ def next_token_loss(
 
 
 def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Compare `next_token_loss` with the model's own loss, on the first row that has label tokens.
-
-    Args:
-        model: unwrapped.
-        batch: with labels.
+    """Compare `next_token_loss` with the unwrapped model's own loss, on the first row with label tokens.
 
     Raises:
         ValueError: the model's loss is another one than it declares.
@@ -173,12 +169,7 @@ def _before_labels(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
 
 
 def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """(B, M, V) logits of every example's label tokens, M the largest number of them, then zeros.
-
-    Args:
-        logits: (N, V).
-        batch: says which example a label token belongs to.
-    """
+    """(B, M, V) of logits (N, V) every example's label tokens, M at most, and then zeros."""
     keep = target_mask(batch)
     rows, _ = keep.nonzero(as_tuple=True)
     columns = (keep.cumsum(1) - 1)[keep]

@@ -29,9 +29,6 @@ def buffers_copied_once(model: nn.Module) -> Iterator[None]:
     """Let DDP copy the first process's buffers before the first forward within a ``with``, alone.
 
     It does so in place before every forward, and the backward of an earlier one may need them.
-
-    Args:
-        model: within DDP.
     """
     passes = 0
 
@@ -69,7 +66,7 @@ def put_away(units: Sequence[FSDPModule]) -> None:
 def sharded_gradients(
     loss: Tensor, weights: Sequence[nn.Parameter], units: Sequence[FSDPModule], *, keep_graph: bool
 ) -> list[Tensor | None]:
-    """Parts of the gradient of a loss, averaged over processes; None where it does not reach.
+    """Parts of the gradient of a loss (), averaged over processes; None where it does not reach.
 
     `torch.autograd.grad` would give a process the gradient of its own batch, whole: the reduction
     is a part of `backward`. What `.grad` holds is as before.
@@ -84,7 +81,7 @@ def sharded_gradients(
     """
     for unit in units:
         unit.set_requires_gradient_sync(True, recurse=False)
-        if _encloses(unit):
+        if len(shards(cast(nn.Module, unit))) > 1:
             unit.unshard()
     held = [weight.grad for weight in weights]
     for weight in weights:
@@ -95,10 +92,6 @@ def sharded_gradients(
     finally:
         for weight, gradient in zip(weights, held, strict=True):
             weight.grad = gradient
-
-
-def _encloses(unit: FSDPModule) -> bool:
-    return len(shards(cast(nn.Module, unit))) > 1
 
 
 def sharded_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -137,7 +130,7 @@ class UnusedWeights:
         self.weights: set[nn.Parameter] | None = None
 
     def zero_gradients(self, model: nn.Module, total: Tensor) -> Tensor:
-        """() the same value, with a gradient of zero for weights that it does not reach.
+        """() the same value, with a gradient of zero for weights of the model that it does not reach.
 
         Args:
             model: as the loop holds it.
@@ -145,8 +138,9 @@ class UnusedWeights:
         """
         if not torch.is_grad_enabled():
             return total
-        unused = unreached(total, (w for w in model.parameters() if w.requires_grad))
-        for weight in model.parameters():  # in one order in every process
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        unused = unreached(total, trained)
+        for weight in trained:  # in one order in every process
             if weight in unused:
                 total = total + 0 * weight.flatten()[:1].sum()
         self.weights = unused if self.weights is None else self.weights & unused
@@ -157,9 +151,6 @@ class UnusedWeights:
 
         DDP and gradient scalers wait for gradients: these, which are zero, are gone before the
         update, unless another of its batches has some.
-
-        Args:
-            model: as the loop holds it.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.weights = set(weights) if self.weights is None else self.weights

@@ -82,10 +82,10 @@ def has_dropout(model: nn.Module) -> bool:
 
 @contextmanager
 def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
-    """Set dropout rates; every rate is put back at the end, also after an exception.
+    """Set dropout rates of an unwrapped model in training mode; at the end all are put back.
 
     Args:
-        model: an unwrapped model; rates act in training mode only.
+        model: unwrapped.
         rate: in [0, 1): one for all kinds of dropout, or one by kind; other kinds stay.
 
     Raises:
@@ -121,11 +121,7 @@ def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
 
 @contextmanager
 def unchanged_weights(model: nn.Module) -> Iterator[None]:
-    """Refuses a pass that changes weights in place, which the gradient of another pass needs.
-
-    Raises:
-        RuntimeError: it has.
-    """
+    """Refuses a pass that changes weights in place, which the gradient of another pass needs."""
     before = [(weight, weight._version) for weight in model.parameters()]
     yield
     if any(weight._version != version for weight, version in before):

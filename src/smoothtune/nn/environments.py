@@ -49,12 +49,7 @@ class Surroundings(NamedTuple):
 
 
 def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:
-    """The environments of a model as it is now.
-
-    Args:
-        model: as the loop holds it.
-        device: look at autocast on this device too.
-    """
+    """The environments of a model, as the loop holds it now; with a device those of autocast there, too."""
     bare = unwrap(model)
     modules = list(bare.modules())
     half = {p.requires_grad for p in model.parameters() if p.dtype in HALF and not is_quantized(p)}

@@ -100,8 +100,7 @@ def multiplied(part: Gradients, factor: Tensor) -> Gradients:
 def reduces_now(model: nn.Module) -> bool:
     """Whether gradients are averaged over processes in the next backward pass.
 
-    Args:
-        model: as the loop holds it; DDP may be told to wait for the last batch of an update.
+    DDP, as the loop holds it, may be told to wait for the last batch of an update.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return False
@@ -109,7 +108,7 @@ def reduces_now(model: nn.Module) -> bool:
 
 
 def norms(parts: Sequence[Gradients], weights: Sequence[nn.Parameter], *, mean: bool) -> Tensor:
-    """(N,) l2 norms of N gradients.
+    """(N,) l2 norms of N gradients at these weights.
 
     Args:
         parts: the gradients.
@@ -201,7 +200,7 @@ class AccumulatedLoss:
         self.value: Tensor | None = None
 
     def add(self, loss: Tensor, *inputs: Tensor, keep_graph: bool = False) -> tuple[Tensor, ...]:
-        """Add a scalar loss, and return its gradients at the inputs.
+        """Add a scalar loss (), and return its gradients at the inputs.
 
         Args:
             loss: ().

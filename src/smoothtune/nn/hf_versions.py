@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 from smoothtune.nn.architecture import unwrap
-from smoothtune.nn.model_facts import declaring
+from smoothtune.nn.model_facts import declaring, is_encoder_decoder
 
 if TYPE_CHECKING:  # the Trainer takes seconds, which commands that read fields do not need
     from transformers import TrainingArguments
@@ -72,7 +72,7 @@ def settings_of_one_run() -> Iterator[None]:
     """Around making a trainer: its settings do not become those of later ones.
 
     In 4.x `TrainingArguments` writes precision and compilation into the environment, where every
-    later trainer of the process reads them: after a run in bfloat16 one without it has it, too.
+    later trainer of the process reads them.
     """
     before = {name: os.environ.get(name) for name in _PASSED_ON}
     try:
@@ -92,7 +92,7 @@ def checkpoints_activations(args: TrainingArguments) -> bool:
 
 def checkpointing_kwargs(args: TrainingArguments) -> dict[str, Any]:
     """How it does."""
-    own: dict[str, Any] | None = getattr(args, f"{_CHECKPOINTING}_kwargs")
+    own = getattr(args, f"{_CHECKPOINTING}_kwargs")
     return {"use_reentrant": _BEFORE_5} if own is None else own
 
 
@@ -131,13 +131,10 @@ def recomputes_hooks(block: nn.Module) -> bool:
 
 
 def mismatched_sizes(loading_info: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Weights that have another size in the files than in the model, by name.
+    """By name the sizes of weights in the files and in the model that differ; in 4.x neither is known.
 
     Args:
         loading_info: what `from_pretrained` gives with `output_loading_info`.
-
-    Returns:
-        The size in the file, and the model's; in 4.x, which keeps them to itself, neither.
     """
     keys = loading_info["mismatched_keys"]
     return {key: [] for key in keys} if _BEFORE_5 else {name: sizes for name, *sizes in keys}
@@ -154,22 +151,19 @@ def can_change_attention(model: nn.Module) -> bool:
 
 def declared_scaling(trainer: Any) -> bool | None:
     """What a trainer's `loss_is_scaled_for_ga` says of its loss; None: nothing."""
-    scaled: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)
-    return scaled
+    return getattr(trainer, "loss_is_scaled_for_ga", None)
 
 
 def undivided(trainer: Any, num_items_in_batch: Any) -> int:
     """What the loss of a batch is to be divided by, for the update to be a mean over batches.
 
     For versions before `DIVIDES`. There the Trainer divides by the accumulation steps only where
-    nothing is normalized by `num_items_in_batch`, and cannot be told to do so otherwise.
+    nothing is normalized by `num_items_in_batch`, and cannot be told to do so otherwise; 1 where it
+    does.
 
     Args:
         trainer: in an update, and with `loss_is_scaled_for_ga = False`.
         num_items_in_batch: as the Trainer gives it to `compute_loss`.
-
-    Returns:
-        1 where the Trainer divides itself.
     """
     normalized = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
     if not (normalized or trainer.compute_loss_func is not None):
@@ -183,7 +177,6 @@ def loss_shifts_labels(trainer: Any) -> bool:
 
     if hasattr(trainer, "_loss_shifts_labels"):  # 5.10
         return bool(trainer._loss_shifts_labels)
-    model: Any = declaring(unwrap(trainer.model))
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False
-    return LOSS_MAPPING.get(getattr(model, "loss_type", "")) is ForCausalLMLoss
+    model = declaring(unwrap(trainer.model))
+    causal = LOSS_MAPPING.get(getattr(model, "loss_type", "")) is ForCausalLMLoss
+    return causal and not is_encoder_decoder(model)

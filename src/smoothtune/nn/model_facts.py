@@ -1,7 +1,5 @@
 """What a model says of itself: what it reads, what its loss is, which tokens see which.
 
-And the tokens of a batch that it reads so: the decoder of an encoder-decoder its labels, shifted.
-
 All of it comes from the model's class, signature and configuration. A model that does not say so
 counts as unknown: its own loss is used as it is, and methods that would have to know are refused.
 """
@@ -11,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils.generic import can_return_loss
 
-PROBLEM_TYPES = (
-    None,
-    "regression",
-    "single_label_classification",
-    "multi_label_classification",
-)
+PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 SPANS = ("start_positions", "end_positions")
 IGNORED = -100
 """The label of a token that is none."""
@@ -54,16 +47,17 @@ def is_encoder_decoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(declaring(model), "config", None), "is_encoder_decoder", False))
 
 
+def has_vocabulary_head(model: nn.Module) -> bool:
+    """Whether a model has a head over the vocabulary."""
+    head = getattr(model, "get_output_embeddings", None)
+    return callable(head) and head() is not None
+
+
 def is_seq2seq_lm(model: nn.Module) -> bool:
     """Whether an unwrapped model's loss is the mean cross entropy of its decoder's label tokens."""
     model = declaring(model)
-    head = getattr(model, "get_output_embeddings", None)
-    return (
-        is_encoder_decoder(model)
-        and getattr(getattr(model, "config", None), "model_type", "") in ENCODER_DECODERS
-        and callable(head)
-        and head() is not None
-    )
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    return is_encoder_decoder(model) and kind in ENCODER_DECODERS and has_vocabulary_head(model)
 
 
 def _adapters(model: nn.Module) -> list[Any]:
@@ -100,13 +94,11 @@ def is_causal_lm(model: nn.Module) -> bool:
     from transformers.loss.loss_utils import ForCausalLMLoss  # imports scipy
 
     model = declaring(model)
-    head, cls = getattr(model, "get_output_embeddings", None), cast(Any, type(model))
     return (
-        callable(head)
-        and head() is not None
+        has_vocabulary_head(model)
         and not is_encoder_decoder(model)
         and reads_text(model)
-        and _calls_loss_function(cls)
+        and _calls_loss_function(type(model))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
     )
 
@@ -191,23 +183,20 @@ def problem_type(model: nn.Module) -> str | None:
 
 def is_undeclared_regression(model: nn.Module) -> bool:
     """Whether an unwrapped sequence classifier takes labels for scores as it has one output."""
-    model = declaring(model)
-    return (
-        getattr(model, "loss_type", None) == "ForSequenceClassification"
-        and problem_type(model) is None
-        and getattr(getattr(model, "config", None), "num_labels", 2) == 1
-    )
+    return _undeclared_outputs(model) == 1
 
 
 def undeclared_labels(model: nn.Module) -> bool:
     """Whether a sequence classifier's labels are one or several is decided by its first labels."""
+    return _undeclared_outputs(model) > 1
+
+
+def _undeclared_outputs(model: nn.Module) -> int:
+    """Of a sequence classifier that does not say what its labels are; 0 of any other model."""
     model = declaring(model)
-    config = getattr(model, "config", None)
-    return (
-        getattr(model, "loss_type", None) == "ForSequenceClassification"
-        and problem_type(model) is None
-        and getattr(config, "num_labels", 1) > 1
-    )
+    if getattr(model, "loss_type", None) != "ForSequenceClassification" or problem_type(model):
+        return 0
+    return getattr(getattr(model, "config", None), "num_labels", 0)
 
 
 def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
@@ -220,10 +209,6 @@ def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
 
 def with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch of an encoder-decoder language model with `decoder_input_ids`; others as they are.
-
-    Args:
-        model: unwrapped.
-        batch: model inputs by name; `decoder_input_ids` that are there stay.
 
     Raises:
         ValueError: it has no labels, so nothing says what the decoder predicts.
@@ -255,11 +240,6 @@ def tokens_and_mask(
     """(B, T) what is read on a side, both together or any model, and which of it is real.
 
     Models for multiple choice put all their sequences into one batch.
-
-    Args:
-        model: unwrapped.
-        batch: model inputs by name.
-        side: of an encoder-decoder.
 
     Raises:
         ValueError: the batch has no `input_ids`, does not say what the decoder reads, or has a mask

@@ -60,7 +60,7 @@ def replay(device: torch.device, state: State) -> Iterator[None]:
 def stream(
     device: torch.device, seed: int, name: str, call: int, *, every_process: bool = False
 ) -> Iterator[None]:
-    """Draw from a generator of its own for this method and call.
+    """Draw from a generator of its own for this method (name) and call, in a run with this seed.
 
     Args:
         device: whose generator is drawn from.
