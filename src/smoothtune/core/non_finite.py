@@ -91,7 +91,7 @@ def non_finite_loss(
 
 
 def finite_weights(model: nn.Module, update: int) -> Check | None:
-    """The check that `update` updates have left all trained weights finite; None: there are none."""
+    """The check that all trained weights are finite after some updates; None: there are none."""
     trained = {name: _local(p) for name, p in model.named_parameters() if p.requires_grad}
     trained = {name: weight for name, weight in trained.items() if weight.numel()}
     if not trained:

@@ -135,7 +135,7 @@ class Terms:
         )
 
     def losses(self, clean: ForwardPass, seed: int, calls: int) -> dict[str, Tensor]:
-        """Losses () by name, the task's too, without weights; draws depend on seed, name and call."""
+        """Losses () by name, the task's too, without weights; draws depend on seed and call."""
         if self._measured:
             self._warn_of_one_batch()
         to_measure = [name for name, method in self.methods.items() if method.calibrates]

@@ -21,7 +21,7 @@ MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_dtype(model: nn.Module, device: torch.device) -> torch.dtype | None:
-    """The 16-bit type that a forward of the model, as the loop holds it, computes in; None: none."""
+    """The 16-bit type that a forward on `device` computes in; None without autocast."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     if "_original_forward" not in vars(unwrap(model)):

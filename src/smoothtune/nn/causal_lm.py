@@ -114,7 +114,7 @@ def next_token_loss(
 
 
 def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Compare `next_token_loss` with the unwrapped model's own loss, on the first row with label tokens.
+    """Compare `next_token_loss` with an unwrapped model's own loss, on the first row with labels.
 
     Raises:
         ValueError: the model's loss is another one than it declares.

@@ -130,7 +130,7 @@ class UnusedWeights:
         self.weights: set[nn.Parameter] | None = None
 
     def zero_gradients(self, model: nn.Module, total: Tensor) -> Tensor:
-        """() the same value, with a gradient of zero for weights of the model that it does not reach.
+        """() the same value, with a gradient of zero for weights that it does not reach.
 
         Args:
             model: as the loop holds it.

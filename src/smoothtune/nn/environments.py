@@ -49,7 +49,7 @@ class Surroundings(NamedTuple):
 
 
 def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:
-    """The environments of a model, as the loop holds it now; with a device those of autocast there, too."""
+    """The environments of a model as the loop holds it now; with a device its autocast, too."""
     bare = unwrap(model)
     modules = list(bare.modules())
     half = {p.requires_grad for p in model.parameters() if p.dtype in HALF and not is_quantized(p)}

@@ -131,7 +131,7 @@ def recomputes_hooks(block: nn.Module) -> bool:
 
 
 def mismatched_sizes(loading_info: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """By name the sizes of weights in the files and in the model that differ; in 4.x neither is known.
+    """By name the sizes of weights that differ in files and model; in 4.x neither is known.
 
     Args:
         loading_info: what `from_pretrained` gives with `output_loading_info`.
