@@ -120,22 +120,17 @@ class Objective(BoundMethods):
             if not losses:
                 return self._without_losses(model, task, around.where)
             # their sum
-            losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
-            in_half = dtype == torch.float16 and not exact  # gradients vanish before a scaler
+            scaled = dtype == torch.float16
             summed = self._sum(
                 model,
-                losses,
+                {name: times(row_share, losses[name]) for name in sorted(losses)},
                 self.optimizer,
                 units=around.units,
-                apart=not in_half and not around.where & NO_NORMS,
-                scaled=dtype == torch.float16,
+                apart=(exact or not scaled) and not around.where & NO_NORMS,
+                scaled=scaled,
             )
         self._record(summed)
-        parts = {name: self.terms[f"loss/{name}"] for name in losses}
-        error = partial(
-            non_finite_loss, unwrap(model), parts, task.example_ids, self.strengths.step + 1
-        )
-        self.checks.add(self.terms["loss"].isfinite(), error)
+        self._check_finite(model, summed, task.example_ids)
         if not task.labeled and "DDP" in around.where:
             return self._unused.zero_gradients(model, summed.loss)
         self._unused.weights = set()  # this batch reaches all that the model uses
@@ -212,8 +207,12 @@ class Objective(BoundMethods):
             self._compared = True
         if not labeled and "FSDP2" in around.where:
             raise ValueError("batches without labels are not verified with FSDP2: use DDP")
-        if not labeled and self._terms.compare_predictions(labeled=False):
-            refuse_undeclared_labels(bare)
+        if not labeled and undeclared_labels(bare) and self._terms.compare_unlabeled():
+            raise ValueError(
+                "whether examples have one label or several is not known before a batch with "
+                'labels has come: set model.config.problem_type = "single_label_classification" '
+                '(or "multi_label_classification")'
+            )
         return TaskBatch(inputs, compute_loss, labeled, example_ids)
 
     def _losses(
@@ -261,16 +260,9 @@ class Objective(BoundMethods):
             self.terms |= {f"{name}/{key}": v for key, v in regularizer.diagnostics.items()}
         self.terms |= summed.strengths
 
-
-def refuse_undeclared_labels(model: nn.Module) -> None:
-    """Refuse to compare predictions of an unwrapped model before it is known what they are of.
-
-    Raises:
-        ValueError: nothing says whether examples have one label or several.
-    """
-    if undeclared_labels(model):
-        raise ValueError(
-            "whether examples have one label or several is not known before a batch with "
-            'labels has come: set model.config.problem_type = "single_label_classification" '
-            '(or "multi_label_classification")'
-        )
+    def _check_finite(self, model: nn.Module, summed: Summed, example_ids: Tensor | None) -> None:
+        """Now, or as `checks` will, an update later."""
+        parts = {name: self.terms[f"loss/{name}"] for name in summed.weighed}
+        update = self.strengths.step + 1
+        error = partial(non_finite_loss, unwrap(model), parts, example_ids, update)
+        self.checks.add(self.terms["loss"].isfinite(), error)

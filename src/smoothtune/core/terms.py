@@ -69,9 +69,9 @@ class Terms:
             for r in self.methods.values()
         )
 
-    def compare_predictions(self, labeled: bool) -> bool:
-        """Whether one of this update compares the predictions of two passes."""
-        active = [r.traits for r in self.active(labeled).values()]
+    def compare_unlabeled(self) -> bool:
+        """Whether one of this update compares predictions of two passes on unlabeled batches."""
+        active = [r.traits for r in self.active(False).values()]
         return any(traits.small_difference and not traits.hidden_states for traits in active)
 
     def need_float32(self, dtype: torch.dtype | None, labeled: bool, *, low_bit: bool) -> bool:

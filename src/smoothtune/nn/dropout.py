@@ -215,6 +215,10 @@ class SharedMasks(TorchDispatchMode):
             self._drawn = (tensor, key)
             self._count_other()  # until its div_
             return tensor.bernoulli_(p)
+        return self._reuse(tensor, scaled, mask)
+
+    def _reuse(self, tensor: Tensor, scaled: Tensor, mask: Mask) -> Tensor:
+        """A tensor that was to be drawn, with a known mask in its memory."""
         torch.set_rng_state(mask.after)
         self._reused = (tensor, scaled, mask.divisor)
         return aten.set_.source_Tensor(tensor, scaled)
@@ -240,10 +244,7 @@ class SharedMasks(TorchDispatchMode):
         scaled = mask.scaled()
         if scaled is None or scaled._version != mask.version:
             scaled = tensor.new_empty(shape).bernoulli_(p).div_(mask.divisor)
-        torch.set_rng_state(mask.after)
-        part = scaled if tensor.shape == shape else scaled[rows]
-        self._reused = (tensor, part, mask.divisor)
-        return aten.set_.source_Tensor(tensor, part)
+        return self._reuse(tensor, scaled if tensor.shape == shape else scaled[rows], mask)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
@@ -98,6 +99,7 @@ def token_rms(x: Tensor) -> Tensor:
     return (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
 
 
+@dataclass(eq=False)
 class Tap:
     """Adds `delta` to the activation at one point and records it as it was before.
 
@@ -107,19 +109,14 @@ class Tap:
     On both sides of an encoder-decoder it is passed once on each, with that side's tokens.
     """
 
-    def __init__(
-        self,
-        point: Point,
-        delta: Tensor | None,
-        base: Tensor | None,
-        detach: bool,
-        stop: bool,
-        passes: int = 1,
-        relative: bool = False,
-    ):
-        self.point, self.delta, self.base = point, delta, base
-        self.detach, self.stop, self.passes, self.relative = detach, stop, passes, relative
-        self._parts: list[Tensor] = []
+    point: Point
+    delta: Tensor | None
+    base: Tensor | None
+    detach: bool
+    stop: bool
+    passes: int = 1
+    relative: bool = False
+    _parts: list[Tensor] = field(default_factory=list, init=False)
 
     @property
     def value(self) -> Tensor | None:
@@ -165,13 +162,11 @@ class Tap:
                 f"a perturbation of shape {tuple(delta.shape)} does not fit the activation at "
                 f"point {self.point!r}, {tuple(x.shape)}: {self.instead}"
             )
-        return x + self._unit(x) * delta.to(x.dtype)
-
-    def _unit(self, x: Tensor) -> Tensor | float:
-        """What a perturbation of 1 is, for every token of x."""
         if self.point == "normalized":
-            return token_std(x)
-        return token_rms(x) if self.relative else 1.0
+            return x + token_std(x) * delta.to(x.dtype)
+        if self.relative:
+            return x + token_rms(x) * delta.to(x.dtype)
+        return x + delta.to(x.dtype)
 
     def after(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         """Forward hook of the word embeddings."""
