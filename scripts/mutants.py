@@ -43,7 +43,9 @@ LONGEST = 40.0  # seconds of tests a mutant is given, at most
 
 # Beside tests/FOLDER/test_MODULE.py; of a file with [x*y] the tests whose name has x, then y.
 MORE_TESTS: dict[str, list[str]] = {
-    "core/bound_methods": ["core/test_objective.py", "core/test_attachment.py"],
+    "core/bound_methods": [
+        *(f"core/test_{name}.py" for name in ("objective", "attachment", "optimizer_hooks")),
+    ],
     "core/compute_loss": ["core/test_objective.py", "core/test_packed_rows.py"],
     "core/forward": ["nn/test_dropout.py", "core/test_shared_masks.py"],
     "core/non_finite": ["core/test_objective.py", "trainer/test_device_reads.py"],

@@ -11,11 +11,6 @@ from torch import Tensor, nn
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point
 
-NO_OUTPUTS = (
-    "compute_loss gave a loss without outputs, and this method compares them: return (loss, "
-    "outputs), in a Trainer where return_outputs is True, or use a method that needs none, such "
-    "as mixout or l2_sp"
-)
 NO_LOSS = (
     "the model gave no loss on a batch that is not marked as unlabeled: give it labels under the "
     'name it declares, or set batch["unlabeled"] = True'
@@ -82,23 +77,6 @@ def loss_and_outputs(returned: Any) -> tuple[Tensor | None, Any]:
             "one number, or (loss, outputs)"
         )
     return (loss if loss.ndim == 0 else loss.reshape(())), outputs
-
-
-def logits_of(model: nn.Module, outputs: Any) -> Tensor:
-    """The logits among the outputs of an unwrapped model.
-
-    Raises:
-        ValueError: there are none, or several under other names.
-    """
-    _check_names(model, outputs)
-    if not outputs:
-        raise ValueError(NO_OUTPUTS)
-    if "logits" not in outputs:
-        raise ValueError(
-            f"{type(model).__name__} gives {', '.join(outputs)}, and no `logits` to compare: "
-            f"{WEIGHT_SIDE}"
-        )
-    return outputs["logits"]
 
 
 def _check_names(model: nn.Module, outputs: Any) -> None:
@@ -176,7 +154,20 @@ class PassResults:
         Raises:
             ValueError: the model gives none, or several under other names.
         """
-        return logits_of(unwrap(self.model), self.outputs)
+        model, outputs = unwrap(self.model), self.outputs
+        _check_names(model, outputs)
+        if not outputs:
+            raise ValueError(
+                "compute_loss gave a loss without outputs, and this method compares them: return "
+                "(loss, outputs), in a Trainer where return_outputs is True, or use a method that "
+                "needs none, such as mixout or l2_sp"
+            )
+        if "logits" not in outputs:
+            raise ValueError(
+                f"{type(model).__name__} gives {', '.join(outputs)}, and no `logits` to compare: "
+                f"{WEIGHT_SIDE}"
+            )
+        return outputs["logits"]
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...]:

@@ -110,8 +110,7 @@ class LossSum:
         bounded = strengths.holds() or bool(strengths.bounded.keys() & losses.keys())
         if bounded and apart:
             return self._bounded(model, losses, optimizer, units, scaled=scaled)
-        factor = strengths.usual if bounded else strengths.factor
-        weighed = {name: times(factor(name), loss) for name, loss in losses.items()}
+        weighed = {name: times(strengths.usual(name), loss) for name, loss in losses.items()}
         total = total_of(list(weighed.values()))
         compared = strengths.to_compare(losses) if apart else set()
         if compared and math.isfinite(total.item()):

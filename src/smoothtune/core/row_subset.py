@@ -83,10 +83,8 @@ def rows_of_batch(clean: ForwardPass, rows: Tensor, count: int) -> dict[str, Any
     for name, value in clean.batch.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or name == "num_items_in_batch":
             subset[name] = value
-        elif len(value) == count:
-            subset[name] = value[rows]
-        elif len(value) == 1:
-            subset[name] = value
+        elif len(value) in (1, count):
+            subset[name] = value if len(value) == 1 else value[rows]
         else:
             raise ValueError(
                 f"rows below 1 needs inputs with an entry for each of the {count} rows of a batch, "
