@@ -273,7 +273,8 @@ def _wrapper_problems(model: nn.Module) -> list[str]:
     """Why nothing works in what a loop has put around a model, and what to change."""
     if type(model).__module__.startswith("deepspeed."):
         return [_DEEPSPEED]
-    if any(is_fsdp1(type(module)) for module in model.modules()):
+    classes: set[Any] = {type(module) for module in model.modules()}
+    if any(map(is_fsdp1, classes)):
         return ["FSDP1, which is not verified: shard with fully_shard (FSDP2), or use DDP"]
     if isinstance(model, nn.DataParallel):
         return ["nn.DataParallel, which does not split perturbations: use DDP"]

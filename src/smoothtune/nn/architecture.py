@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 @functools.cache
-def is_fsdp1(cls: type) -> bool:
+def is_fsdp1(cls: Any) -> bool:
     """Whether a class is FSDP1, or a subclass; by name, as its import takes a second."""
     return any(base.__name__ == "FullyShardedDataParallel" for base in cls.__mro__)
 
@@ -46,9 +46,10 @@ def unwrap(model: nn.Module) -> nn.Module:
     Several times in a step: unlike accelerate's, it does not look at every submodule.
     """
     while True:
+        kind: Any = type(model)
         if (wrapped := model._modules.get("_orig_mod")) is not None:  # what torch.compile wraps
             model = wrapped
-        elif isinstance(model, _PARALLEL) or is_fsdp1(type(model)):
+        elif isinstance(model, _PARALLEL) or is_fsdp1(kind):
             model = cast(nn.Module, model.module)
         else:
             return model

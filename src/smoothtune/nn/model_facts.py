@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ def is_causal_lm(model: nn.Module) -> bool:
         has_vocabulary_head(model)
         and not is_encoder_decoder(model)
         and reads_text(model)
-        and _calls_loss_function(type(model))
+        and _calls_loss_function(cast(Any, type(model)))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
     )
 
