@@ -148,9 +148,8 @@ def test_a_report(old: Path, tmp_path: Path, name: str) -> None:
 def test_the_cache_of_datasets(inputs: Path, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     full = "the cache folder of datasets, cannot be written: File too large; make room, or set HF_"
     (tmp_path / "rows.jsonl").write_text('{"text": "good film"}\n' * 100)
-    with pytest.raises(OutputError, match=full), no_room(100):
-        load_rows(tmp_path / "rows.jsonl")
-    with no_room(100):  # CSV is read into memory
+    with no_room(100):  # files are read into memory
+        assert len(load_rows(tmp_path / "rows.jsonl")) == 100
         rows = load_rows(str(inputs / "data" / "train.csv"))
     encoder = Encoder(lambda batch: {"length": [len(t) for t in batch["text"]]}, "x", 1)
     tokenizer = load_base(str(inputs / "model")).tokenizer

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Features, Json, Value
 
 from smoothtune.data.label_types import of_type
 from smoothtune.errors import DataError
@@ -74,8 +74,16 @@ def test_texts_that_look_like_the_values_beside_them(tmp_path: Path, number: str
     (file := tmp_path / "rows.jsonl").write_text(
         f'{{"text": "a", "label": {number}}}\n{{"text": "b", "label": "{number}"}}\n'
     )
-    with pytest.raises(DataError, match=r"column 'label' holds texts that look .*label_type: text"):
+    told = r"line 2, column 'label': '.*' is of type str; 1 row hold .*: .*label_type: text"
+    with pytest.raises(DataError, match=told):
         read(file)
+
+
+def test_texts_that_datasets_stores_as_the_values_beside_them() -> None:
+    features = Features({"text": Value("string"), "label": Json(decode=False)})
+    data = Dataset.from_dict({"text": ["a", "b"], "label": ["1", "1"]}, features)
+    with pytest.raises(DataError, match=r"column 'label' holds texts that look .*label_type: text"):
+        describe_task(text_columns="text").with_labels(data)
 
 
 @pytest.mark.parametrize(

@@ -5,47 +5,31 @@ Nothing that is read is kept: a file is read again each time, so that its rows a
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Json, Value, concatenate_datasets, load_dataset
+from datasets import Dataset, concatenate_datasets
 from datasets.features.features import require_decoding
 from datasets.table import InMemoryTable
 
-from smoothtune.console import progress_bars
 from smoothtune.data.cache import not_cached
-from smoothtune.data.csv_format import check_encoding
 from smoothtune.data.csv_rows import read_csv, read_excel, refuse_repeated
-from smoothtune.data.json_rows import (
-    check_json,
-    lines_of_rows,
-    refuse_broken_lines,
-    refuse_repeated_names,
-    rows_of,
-)
-from smoothtune.data.label_types import typed_by_cells, with_column
-from smoothtune.data.locations import numbered, remember
+from smoothtune.data.json_rows import read_json
+from smoothtune.data.label_types import typed_by_cells
+from smoothtune.data.locations import remember
 from smoothtune.data.missing import RequiredColumns, complete_rows
 from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
 READERS[".xlsx"] = "excel"
 """The kind of file by its suffix."""
-
-_TOGETHER = 100_000_000
-"""Bytes of JSON whose types are found together: a column may have no value in the first ones."""
 OTHER_TABLES = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 
 
@@ -76,28 +60,24 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
         raise DataError(f"{files[0]}: unknown file type {suffix!r}; {hint}")
     for file in files:
         check_readable(file)
-    source = ", ".join(map(str, files))
+    source, kind = ", ".join(map(str, files)), READERS[suffix]
     with only_data_errors(f"{source}: cannot be read as {suffix[1:]}"):
-        if READERS[suffix] == "json":
-            return _load_json(files, source)
-        if READERS[suffix] == "parquet":
+        if kind == "parquet":
             return checked(_in_memory([_parquet(file) for file in files]), source)
-        if READERS[suffix] == "excel":
-            parts = [read_excel(file) for file in files]
+        if kind == "json":
+            table, lines = read_json(files)
+            tables = [table]
         else:
-            for file in files:
-                check_encoding(file, form.encoding)
-            parts = [read_csv(file, form.sep, form.encoding) for file in files]
-        split = checked(_in_memory([rows.table for rows in parts]), source)
-        lines = [rows.lines for rows in parts]
-        remember(split, partial(_row_locations, files, lines))
-        return _typed(split, form)
-
-
-def _typed(texts: Dataset, form: CsvFormat) -> Dataset:
-    if form.required is not None:
-        texts = complete_rows(texts, form.required)
-    return typed_by_cells(texts, form.label_column)
+            parts = [
+                read_excel(file) if kind == "excel" else read_csv(file, form.sep, form.encoding)
+                for file in files
+            ]
+            tables, lines = [table for table, _ in parts], [numbers for _, numbers in parts]
+        split = checked(_in_memory(tables), source)
+        remember(split, lambda: _row_locations(files, lines))
+        if kind == "json":
+            return split
+        return typed_by_cells(complete_rows(split, form.required), form.label_column)
 
 
 def check_readable(file: Path) -> None:
@@ -125,9 +105,8 @@ def check_readable(file: Path) -> None:
 
 
 def _row_locations(files: list[Path], lines: list[np.ndarray]) -> list[str]:
-    several = len(files) > 1
-    parts = zip(files, lines, strict=True)
-    return [line for file, numbers in parts for line in numbered(numbers, file.name * several)]
+    names = [f"{file.name} " if len(files) > 1 else "" for file in files]
+    return [f"{name}line {n}" for name, each in zip(names, lines, strict=True) for n in each]
 
 
 def _in_memory(tables: list[pa.Table]) -> Dataset:
@@ -160,72 +139,6 @@ def known_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(known_type(field.type)) for field in kind])
     return kind
-
-
-def _load_json(files: list[Path], source: str) -> Dataset:
-    for file in files:
-        check_json(file)
-    os.makedirs(datasets.config.HF_DATASETS_CACHE, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(dir=datasets.config.HF_DATASETS_CACHE) as folder,
-        progress_bars(shown=False),
-        _not_counted(),
-    ):
-        # Links with plain names: `datasets` reads a path as a pattern, and :: as two paths.
-        links = [Path(folder) / f"{index}.json" for index in range(len(files))]
-        for link, file in zip(links, files, strict=True):
-            link.symlink_to(file.resolve())
-        try:
-            loaded = load_dataset(
-                "json",
-                data_files={"train": list(map(str, links))},
-                split="train",
-                cache_dir=f"{folder}/cache",
-                keep_in_memory=True,
-                chunksize=_TOGETHER,
-            )
-        except Exception:
-            for file in files:
-                refuse_broken_lines(file)
-            raise
-    if any(map(require_decoding, loaded.features.values())):  # by a reader that lets them pass
-        for file in files:
-            refuse_repeated_names(file)
-    split = checked(_as_written(loaded, files), source)
-    remember(split, lambda: _row_locations(files, list(map(lines_of_rows, files))))
-    return split
-
-
-def _as_written(split: Dataset, files: list[Path]) -> Dataset:
-    """Columns of which the reader of JSON makes others, as they stand in the files.
-
-    Texts that all look like dates are texts; lists and mappings with values of several types, which
-    `checked` would leave out, are JSON.
-    """
-    kinds = dict[str, Any]()
-    for name, kind in split.features.items():
-        if getattr(kind, "dtype", "").startswith("timestamp"):
-            kinds[name] = Value("string")
-        elif require_decoding(kind) and not isinstance(kind, Json):
-            kinds[name] = Json(decode=False)
-    rows = [row for file in files for row in rows_of(file)] if kinds else []
-    for name, kind in kinds.items():
-        values = [row.get(name) for row in rows]
-        if isinstance(kind, Json):
-            values = [None if value is None else json.dumps(value) for value in values]
-        split = with_column(split, name, values, kind)
-    return split
-
-
-@contextmanager
-def _not_counted() -> Iterator[None]:
-    """Read local files without the request by which `datasets` counts its readers on the hub."""
-    before = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    try:
-        yield
-    finally:
-        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
 
 
 def checked(split: Dataset, where: str) -> Dataset:

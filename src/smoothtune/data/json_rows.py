@@ -1,132 +1,93 @@
-"""What a file of JSON rows must not be, and the lines of its rows."""
+"""The rows of JSON files: one in every line, or all of them in one list."""
 
 from __future__ import annotations
 
 import json
-import mmap
 import re
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from smoothtune.data.csv_rows import refuse_repeated
 from smoothtune.errors import DataError
 
-_TOKEN, _NULL = re.compile(rb"[^\s\xef\xbb\xbf]"), re.compile(rb"(?m)^[ \t]*null[ \t\r]*$")
-_LOOKED_AT = 100
-"""Lines in which repeated names are looked for."""
+_VALUE = re.compile(r"[^ \t\r\n]")
 
 
-def check_json(file: Path) -> None:
-    """Refuse rows that are ``null``, on which the reader of JSON can crash with the process.
+def read_json(files: Sequence[Path]) -> tuple[pa.Table, list[np.ndarray]]:
+    """The rows of files, and for each file (N,) the lines, from 1, in which its values begin.
 
-    Raises:
-        DataError: there are such rows, or no rows, a name stands twice in a row, or the file is not
-            UTF-8, of which the reader of JSON sometimes makes other characters.
-    """
-    with file.open("rb") as opened:
-        if not file.stat().st_size:
-            raise DataError(f"{file}: cannot be read as JSON: it has no rows")
-        _refuse_other_encodings(file)
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            wrong = start = _TOKEN.search(content)
-            if start and start[0] in b"{[":  # a null inside a list of the whole file is no row
-                wrong = _NULL.search(content) if start[0] == b"{" else None
-            if wrong:
-                line = content[: wrong.start()].count(b"\n") + 1
-                raise DataError(
-                    f"{file}: cannot be read as JSON: line {line} holds no row; write "
-                    '{"column": value, ...} in every line'
-                )
-    refuse_repeated_names(file, _LOOKED_AT)
-
-
-def _refuse_other_encodings(file: Path) -> None:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{file}: line {number} is not UTF-8 (byte {error.start + 1} of the line); "
-                    "write the file again as UTF-8"
-                ) from error
-
-
-def refuse_repeated_names(file: Path, lines: int | None = None) -> None:
-    """Refuse rows in which a name stands twice.
-
-    Args:
-        file: of a row in a line, or of one value that holds all rows.
-        lines: how many of its lines are looked at; None: all.
+    These are lines of rows where every value is one; a list of rows has one line for all.
 
     Raises:
-        DataError: there is such a row.
+        DataError: a file is not UTF-8, no JSON, or holds no rows, or a name stands twice in one.
     """
-    with file.open("rb") as opened:
-        if opened.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-            opened.seek(0)
-            _refuse_in(opened.read(), f"{file}: a row")
-            return
-        opened.seek(0)
-        for number, text in enumerate(islice(opened, lines), 1):
-            _refuse_in(text, f"{file}: line {number}")
+    parts = [_rows(file) for file in files]
+    rows = [row for part, _ in parts for row in part]
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+    return table, [np.array(lines, np.int64) for _, lines in parts]
 
 
-def _refuse_in(text: bytes, where: str) -> None:
-    repeated: list[list[str]] = []
+def _rows(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    text = _decoded(file)
+    what = f"{file}: cannot be read as JSON"
+    rows, lines = list[dict[str, Any]](), list[int]()
+    line, end = 1, 0
 
-    def record_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row = dict(pairs)
         if len(row) < len(pairs):
-            repeated.append([name for name, _ in pairs])
-        return {}
+            where = "a row" if text[start] == "[" else f"line {line}"
+            refuse_repeated([name for name, _ in pairs], f"{file}: {where}")
+        return row
 
-    try:
-        json.loads(text, object_pairs_hook=record_repeated)
-    except (ValueError, RecursionError):  # which the reader says better
-        return
-    for names in repeated:
-        refuse_repeated(names, where)
-
-
-def refuse_broken_lines(file: Path) -> None:
-    """Name the first line that is no JSON, which readers of many rows at once cannot.
-
-    Raises:
-        DataError: there is one.
-    """
-    content = file.read_bytes()
-    for number, text in enumerate([content] if _is_one_value(file) else content.split(b"\n")):
+    decoder = json.JSONDecoder(object_pairs_hook=row_of)
+    while found := _VALUE.search(text, end):
+        start = found.start()
+        line += text.count("\n", end, start)
         try:
-            json.loads(text if text.strip() else b"null")
+            value, end = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{file}: cannot be read as JSON: line {number + error.lineno}, character "
-                f"{error.colno}: {error.msg}; get the file again, or write the line anew"
+                f"{what}: line {error.lineno}, character {error.colno}: {error.msg}; get the file "
+                "again, or write the line anew"
             ) from error
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(row, dict) for row in values):
+            raise DataError(
+                f'{what}: line {line} holds no row; write {{"column": value, ...}} in every line'
+            )
+        rows += values
+        lines.append(line)
+        line += text.count("\n", start, end)
+    if not any(rows):
+        raise DataError(f"{what}: it has no rows")
+    return rows, lines
 
 
-def lines_of_rows(file: Path) -> np.ndarray:
-    """(N,) the line, from 1, of every row; of one JSON value over several lines there are none."""
-    with file.open("rb") as opened:
-        lines = [number for number, text in enumerate(opened, 1) if text.strip()]
-    return np.array([] if _is_one_value(file) else lines, np.int64)
+def _decoded(file: Path) -> str:
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].split(b"\n")
+        raise DataError(
+            f"{file}: line {len(before)} is not UTF-8 (byte {len(before[-1]) + 1} of the line); "
+            "write the file again as UTF-8"
+        ) from error
 
 
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file that can be read, as they stand there."""
-    text = file.read_text("utf-8-sig")
-    if _is_one_value(file):
-        rows = json.loads(text)
-        return rows if isinstance(rows, list) else [rows]
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
-
-
-def _is_one_value(file: Path) -> bool:
-    """Whether a file holds one JSON value over several lines, not a row in each."""
-    with file.open("rb") as opened:
-        first = opened.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")
-    return first[:1] == b"[" or first.split(b"\n")[0].strip() == b"{"
+def _column(values: list[Any]) -> pa.Array:
+    """Values in Arrow's type for them, or as JSON where they are of several types."""
+    try:
+        column = pa.array(values)
+        if not pa.types.is_nested(column.type) or column.to_pylist() == values:
+            return column
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        pass
+    texts = [None if x is None else json.dumps(x, ensure_ascii=False) for x in values]
+    return pa.array(texts, pa.json_(pa.string()))

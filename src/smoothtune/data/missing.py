@@ -13,7 +13,7 @@ from smoothtune.console import progress_bars
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import rows_with_problems
 from smoothtune.data.label_names import MISSING, is_marked_missing, is_missing
-from smoothtune.data.locations import FIRST, keep_locations, left_out
+from smoothtune.data.locations import first_of, keep_locations, left_out
 from smoothtune.errors import counted
 
 
@@ -29,30 +29,29 @@ class RequiredColumns:
     blank_labels: bool = False
     """Whether a blank text is a label: that of a row with none of several labels."""
 
-    def rows(self, split: Dataset) -> np.ndarray:
-        """(N,) whether a row has all its values; columns that a split lacks are not looked at."""
-        complete = np.ones(len(split), bool)
-        for column in (*self.inputs, *self.labels):
-            if column in split.column_names:
-                complete &= ~self.missing(split, column)
-        return complete
-
     def missing(self, split: Dataset, column: str) -> np.ndarray:
         """(N,) whether a row has no value in a column."""
         values, codes = distinct(stored_column(split, column))
-        return np.array([self._is_missing(x, column in self.labels) for x in values], bool)[codes]
+        lacks = self._lacks_label if column in self.labels else _lacks_input
+        return np.array([lacks(value) for value in values], bool)[codes]
 
-    def _is_missing(self, value: Any, label: bool) -> bool:
-        if not label:
-            return is_missing(value) or (isinstance(value, Sequence) and not value)
+    def _lacks_label(self, value: Any) -> bool:
         if self.blank_labels:
             return value is None
         return is_missing(value) or (self.markers and is_marked_missing(value))
 
 
-def complete_rows(split: Dataset, required: RequiredColumns) -> Dataset:
+def _lacks_input(value: Any) -> bool:
+    return is_missing(value) or (isinstance(value, Sequence) and not value)
+
+
+def complete_rows(split: Dataset, required: RequiredColumns | None) -> Dataset:
     """The rows of a split that have all values that are needed; messages still name their lines."""
-    complete = required.rows(split)
+    if required is None:
+        return split
+    complete = np.ones(len(split), bool)
+    for column in {*required.inputs, *required.labels} & set(split.column_names):
+        complete &= ~required.missing(split, column)
     if complete.all():
         return split
     with progress_bars(shown=False):
@@ -63,13 +62,9 @@ def complete_rows(split: Dataset, required: RequiredColumns) -> Dataset:
 
 def left_out_message(split: Dataset) -> str:
     """How many rows were left out of a split, and where the first of them stand; "" if none."""
-    if not (locations := left_out(split)):
-        return ""
-    more = f" and {len(locations) - FIRST} more" if len(locations) > FIRST else ""
-    return (
-        f"{counted(len(locations), 'row')} without a text or a label left out: "
-        f"{', '.join(locations[:FIRST])}{more}"
-    )
+    locations = left_out(split)
+    rows = f"{counted(len(locations), 'row')} without a text or a label left out"
+    return f"{rows}: {first_of(locations)}" if locations else ""
 
 
 def missing_labels(split: Dataset, required: RequiredColumns) -> list[str]:

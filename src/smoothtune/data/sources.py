@@ -101,8 +101,7 @@ def load_splits(
             f"{source}: has no train split; it has {', '.join(map(repr, sorted(splits)))}. "
             "Name the file train.<extension>, or give the file itself as the source"
         )
-    if required is not None:
-        splits = {split: complete_rows(rows, required) for split, rows in splits.items()}
+    splits = {split: complete_rows(rows, required) for split, rows in splits.items()}
     if label_type is None:
         return splits
     return {split: of_type(rows, label_column, label_type) for split, rows in splits.items()}
@@ -163,8 +162,7 @@ def load_rows(
     if os.path.isdir(path) or not os.path.lexists(path):
         what = "a folder" if os.path.isdir(path) else "no such file"
         raise DataError(f"{file}: {what}; name one file of {', '.join(READERS)}")
-    rows = load_files([path], CsvFormat(sep, encoding))
-    return rows if required is None else complete_rows(rows, required)
+    return complete_rows(load_files([path], CsvFormat(sep, encoding)), required)
 
 
 def split_of(file: Path) -> str:
