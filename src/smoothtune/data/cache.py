@@ -1,4 +1,4 @@
-"""The cache folder of `datasets`, into which files are read and large data sets tokenized."""
+"""The cache folder of `datasets`, for data sets of the hub and the tokens of large ones."""
 
 from __future__ import annotations
 
@@ -13,20 +13,6 @@ import pyarrow as pa
 from smoothtune.errors import OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-
-def not_cached(error: BaseException) -> OutputError | None:
-    """What to say if a cause of an error is that the cache cannot be written; else None."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            return OutputError(
-                f"{datasets.config.HF_DATASETS_CACHE}, the cache folder of datasets, cannot be "
-                f"written: {cause.strerror}; make room, or set HF_DATASETS_CACHE to a folder with "
-                "room, and run the same command again"
-            )
-        cause = cause.__cause__ or cause.__context__
-    return None
 
 
 @contextmanager
@@ -57,7 +43,14 @@ def cache_with_room() -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if output_error := not_cached(error):
-            raise output_error from error
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno in FULL:
+                raise OutputError(
+                    f"{datasets.config.HF_DATASETS_CACHE}, the cache folder of datasets, cannot be "
+                    f"written: {cause.strerror}; make room, or set HF_DATASETS_CACHE to a folder "
+                    "with room, and run the same command again"
+                ) from error
+            cause = cause.__cause__ or cause.__context__
         raise

@@ -19,7 +19,6 @@ from datasets import Dataset, concatenate_datasets
 from datasets.features.features import require_decoding
 from datasets.table import InMemoryTable
 
-from smoothtune.data.cache import not_cached
 from smoothtune.data.csv_rows import read_csv, read_excel, refuse_repeated
 from smoothtune.data.json_rows import read_json
 from smoothtune.data.label_types import typed_by_cells
@@ -186,8 +185,6 @@ def only_data_errors(what: str) -> Iterator[None]:
     except StopIteration as error:
         raise DataError(f"{what}: it has no rows") from error
     except Exception as error:  # a parser that is fed damage raises anything
-        if full := not_cached(error):
-            raise full from error
         raise DataError(f"{what}: {_reason(error)}") from error
 
 

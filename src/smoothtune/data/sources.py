@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from smoothtune.data.cache import cache_is_intact
+from smoothtune.data.cache import cache_is_intact, cache_with_room
 from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator
 from smoothtune.data.files import (
     READERS,
@@ -59,23 +59,18 @@ def load_splits(
         source: a folder saved by ``save_to_disk``; a folder of files of `READERS`, one split per
             file (or per set of numbered shards); one such file, which is the train split; or, where
             no such path exists, the id of a data set on the hub.
-        name: of the data set; where a folder holds no data, the error suggests a subfolder of
-            this name.
+        name: of the subfolder that the error suggests where a folder holds no data.
         label_column: in CSV and TSV files, where all other cells are texts, this column is one of
             integers, or of real numbers, if all its cells are that or empty.
         hub_id: the data set that `hub_config` belongs to; it is ignored for others, except copies
             under another owner. None: use it for any.
         hub_config: configuration on the hub, for a data set with several.
         need_train: raise an error without a train split.
-        label_type: of the label column, whatever its cells look like: text, so that 1 names a
-            class, integer or float; None: as it is stored, or looks like in CSV.
-        required: rows without a value in these columns are left out, see
-            `smoothtune.data.locations.left_out`; None: no row is.
+        label_type: of the label column, whatever its cells look like; None: as it is stored, or
+            looks like in CSV.
+        required: rows without a value in these columns are left out; None: no row is.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
-
-    Returns:
-        Raw splits by name.
 
     Raises:
         DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
@@ -112,10 +107,7 @@ def fitting_form(
 ) -> dict[str, str]:
     """The `sep` and `encoding` that CSV and TSV files of a source need; what is usual is left out.
 
-    Args:
-        source: file or folder, of which the first file is looked at; for others there are none.
-        sep: if it is known.
-        encoding: if it is known.
+    The first file of a folder is looked at. What is known may be given.
 
     Raises:
         DataError: the file cannot be read.
@@ -146,14 +138,9 @@ def load_rows(
     sep: str | None = None,
     encoding: str | None = None,
 ) -> Dataset:
-    """Read the rows of one file.
+    """Read the rows of one file of `READERS`; other arguments as `load_splits`.
 
-    Args:
-        file: one of `READERS`. Cells of CSV, TSV and Excel are the texts that stand there:
-            007 is not 7.
-        required: as `load_splits`.
-        sep: as `load_splits`.
-        encoding: as `load_splits`.
+    Cells of CSV, TSV and Excel are the texts that stand there: 007 is not 7.
 
     Raises:
         DataError: it does not exist or cannot be read.
@@ -168,12 +155,8 @@ def load_rows(
 def split_of(file: Path) -> str:
     """The name of the split that a file holds, from the file's name.
 
-    Args:
-        file: a data file.
-
-    Returns:
-        "train", "validation" or "test", with what follows it ("validation_matched"). A name that
-        neither begins nor ends with one of these words is a split itself, without shard number.
+    "train", "validation" or "test", with what follows it ("validation_matched"). A name that
+    neither begins nor ends with one of these words is a split itself, without shard number.
     """
     stem = _SHARD.sub("", file.stem)
     words = [word for word in re.split(r"[-_. ]", stem.lower()) if word]
@@ -273,6 +256,6 @@ def _with_standard_names(splits: dict[str, Dataset]) -> dict[str, Dataset]:
 def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
     source = hub_id if config is None else f"{hub_id}, configuration {config!r}"
     missing = f"{source}: no such file or folder here, and not readable from the hub"
-    with only_data_errors(missing), cache_is_intact():
+    with only_data_errors(missing), cache_with_room(), cache_is_intact():
         splits = _with_standard_names(dict(load_dataset(hub_id, config)))
     return {name: checked(split, f"{source}, split {name!r}") for name, split in splits.items()}

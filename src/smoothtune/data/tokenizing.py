@@ -47,17 +47,10 @@ def encoded_rows(
     content: str,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Encode examples batch by batch; the rows of a large split are cached.
+    """Encode examples batch by batch; the rows of a large split are cached by `datasets`.
 
-    Args:
-        examples: what `encoder` takes.
-        encoder: from examples to rows.
-        tokenizer: the one that `encoder` uses, part of the cache's key.
-        content: fingerprint of `examples`, part of the cache's key.
-        num_proc: processes; None: this one, with the threads of the tokenizer.
-
-    Returns:
-        The rows, in memory or in the cache folder of `datasets`.
+    The tokenizer, which `encoder` uses, and `content`, the fingerprint of the examples, are parts
+    of the cache's key. `num_proc`: processes; None: this one, with the threads of the tokenizer.
     """
     examples = examples.with_format("arrow" if encoder.arrow else None)
     cached = len(examples) >= encoder.min_cached
@@ -117,13 +110,11 @@ def _encode(
 def encode_texts(
     texts: Sequence[list[str]], tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> dict[str, list]:
-    """Tokenize texts, or pairs of texts.
-
-    Texts are one list, or the lists of first and of second ones; special tokens count in their
-    length.
+    """Tokenize one list of texts, or the first and the second texts of pairs.
 
     Returns:
-        The tokenizer's columns, `length` (tokens), and `cut` (whether a text was truncated).
+        The tokenizer's columns, `length` (tokens, special ones included), and `cut` (whether a text
+        was truncated).
     """
     encoded = tokenizer(*texts, truncation=True, max_length=max_seq_length, verbose=False)
     columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}

@@ -30,10 +30,10 @@ class ClassLookup:
     """The classes of a task, looked up by name or number."""
 
     def __init__(self, names: Sequence[str], *, merge: bool = False, feature: Any = None) -> None:
-        """Look up these classes.
+        """Look up classes whose names stand in the order of their ids.
 
         Args:
-            names: in the order of the class ids.
+            names: of the classes.
             merge: texts that differ only in blanks, case or unseen characters are one name.
             feature: of the column; the numbers in a column with the hub's class labels are names
                 if one of these is a class of the task.

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -17,7 +17,9 @@ from smoothtune.data.batches import Collator
 from smoothtune.data.unseen import spelled_alike
 from smoothtune.errors import ModelError
 from smoothtune.tasks.class_lookup import is_numbered
-from smoothtune.tasks.description import TaskDescription
+
+if TYPE_CHECKING:
+    from smoothtune.tasks.base import Task
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
@@ -35,7 +37,7 @@ class Head(ABC):
     problem_type: ClassVar[ProblemType | None] = None
     """What predictions (N, W) are logits of; None: they are no logits of examples."""
 
-    task: TaskDescription
+    task: Task
 
     def config(self) -> dict[str, Any]:
         """Fields of the model's configuration that depend on the task."""
@@ -43,13 +45,7 @@ class Head(ABC):
         return label_config(self.task.known_label_names) | problem
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
-        """The index of the output of every label in a fine-tuned model; None: the same order.
-
-        They are matched by name if the model has the task's labels.
-
-        Raises:
-            ValueError: the model has other outputs than the task needs.
-        """
+        """The output of every label in a fine-tuned model, see `matched_outputs`."""
         return matched_outputs(config, self.task.name, self.task.known_label_names)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
@@ -65,12 +61,7 @@ class Head(ABC):
         return len(batch["input_ids"])
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
-        """Predictions (N, W), an entry per row, from the model's outputs on these rows.
-
-        Args:
-            outputs: arrays (N, ...) by the model's names; padding, if any, is at the end.
-            rows: the rows.
-        """
+        """Predictions (N, W) from the model's outputs (N, ...) on rows; padding is at the end."""
         return outputs["logits"]
 
     def prediction_width(self, rows: Dataset) -> int:
@@ -106,14 +97,12 @@ def output_names(config: Any) -> tuple[str, ...]:
 def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, ...] | None:
     """Which output of a model belongs to each label of a task; None: the same order.
 
-    Args:
-        config: the model's.
-        task: name of the task, for the error.
-        names: of its labels; none for regression.
+    Names that differ in blanks or case only are one. `task` is its name, for the error; `names`
+    are those of its labels, none for regression.
 
     Raises:
         ValueError: the model has another number of outputs, or other names for them that do not
-            belong to the labels in their order. Names that differ in blanks or case only are one.
+            belong to the labels in their order.
     """
     count, label2id = len(names) or 1, config.label2id or {}
     if config.num_labels != count:
@@ -133,13 +122,9 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
 
 
 def taken_in_order(config: Any, names: Sequence[str]) -> str:
-    """What to tell where labels have other names than a model's outputs; "": nothing.
+    """What to tell where labels have other names than the outputs that fit them; "": nothing.
 
     Numbers from 0 are the numbers of the outputs, whatever these are called.
-
-    Args:
-        config: of a model whose outputs fit the labels, see `matched_outputs`.
-        names: of the labels; none for regression.
     """
     if all(name == str(index) for index, name in enumerate(names)):
         return ""

@@ -23,18 +23,10 @@ FORMS = (
 def set_names(
     dataset: Dataset, column: str, separator: str | None, where: str, *, merge: bool | None = None
 ) -> tuple[str, ...]:
-    """Names of the labels in a column that holds several for a row.
-
-    Args:
-        dataset: the raw train split.
-        column: its label column, of lists or texts.
-        separator: what stands between two labels of a text; None: there are no texts.
-        where: source and split, for the error.
-        merge: as `class_names`.
+    """Names of the labels in a column of lists, or of texts that hold several.
 
     Raises:
-        DataError: no row has a label, there is one label only, numbers do not count from 0 without
-            gaps, or texts differ in blanks or case only.
+        DataError: no row has a label, there is one label only, or as `names_in_lists`.
     """
     where = f"{where}, column {column!r}"
     item = getattr(dataset.features[column], "feature", None)
@@ -60,15 +52,7 @@ def label_sets(
     *,
     merge: bool | None = None,
 ) -> tuple[np.ndarray, list[str]]:
-    """(N, L) float32, 1 where a row has the label, and the problems of the column.
-
-    Args:
-        dataset: a raw split.
-        column: its label column.
-        separator: as `set_names`.
-        names: of the task's labels.
-        merge: look texts up without regard to blanks, case and unseen characters.
-    """
+    """(N, L) float32, 1 where a row has the label, and the problems of the column."""
     item = getattr(dataset.features[column], "feature", None)
     lookup = ClassLookup(names, merge=bool(merge), feature=item)
     rows = listed_labels(dataset, column, separator)
@@ -83,15 +67,7 @@ def label_sets(
 
 
 def yes_or_no(dataset: Dataset, columns: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """(N, L) float32, 1 where a row has the label, from a column of 0 and 1 for each.
-
-    Args:
-        dataset: a raw split.
-        columns: (L,) names of the labels and of their columns.
-
-    Returns:
-        The labels, and the problems of the columns.
-    """
+    """As `label_sets`, from a column of 0 and 1 for each label."""
     multi_hot = np.zeros((len(dataset), len(columns)), np.float32)
     problems = []
     for index, column in enumerate(columns):

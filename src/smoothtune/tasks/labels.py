@@ -32,12 +32,7 @@ def tag_names(
 def names_in_lists(
     rows: Iterable[Sequence[Any] | None], where: str, merge: bool | None
 ) -> tuple[str, ...]:
-    """Names of the labels in lists, in the order of their ids.
-
-    Args:
-        rows: the lists.
-        where: source, split and column, for the error.
-        merge: as `class_names`.
+    """Names of the labels in lists, in the order of their ids; `merge` as `class_names`.
 
     Raises:
         DataError: labels are neither texts nor the numbers from 0 without gaps, or texts differ in
@@ -76,15 +71,7 @@ def holds_labels_of(
     *,
     merge: bool | None = None,
 ) -> bool:
-    """Whether every label of a column, or of its lists, is one of a model's.
-
-    Args:
-        dataset: a raw split.
-        column: its label column.
-        names: of the model's outputs, in order; labels are names or numbers.
-        separator: what stands between two labels of a text; None: a text is one label.
-        merge: as `class_ids`.
-    """
+    """Whether every label of a column, or of its lists, is one of a model's, by name or number."""
     feature = dataset.features[column]
     if len(names) < 2 or isinstance(getattr(feature, "feature", feature), ClassLabel):
         return False  # a score, or labels with names of their own
@@ -111,14 +98,7 @@ def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
 def class_ids(
     dataset: Dataset, column: str, names: Sequence[str], *, merge: bool | None = None
 ) -> tuple[np.ndarray, list[str]]:
-    """(N,) int64 class ids of a label column, and its problems.
-
-    Args:
-        dataset: a raw split.
-        column: its label column, see `ClassLookup`.
-        names: of the task's classes.
-        merge: look texts up without regard to blanks, case and unseen characters.
-    """
+    """(N,) int64 class ids of a label column, see `ClassLookup`, and its problems."""
     values, rows = distinct(stored_column(dataset, column))
     if problems := _all_ignored(column, values):
         return np.empty(0), problems

@@ -49,16 +49,9 @@ CORRELATIONS = {"pearson": pearsonr, "spearman": spearmanr}
 def class_scores(
     measures: Mapping[str, Measure], logits: ArrayLike, labels: ArrayLike, num_classes: int
 ) -> dict[str, float]:
-    """Metrics of the most likely classes, and of their probabilities.
+    """Metrics of the most likely classes, then `brier` and `nll` of their probabilities.
 
-    Args:
-        measures: by name, the main one first.
-        logits: (N, C).
-        labels: (N,) class ids.
-        num_classes: C.
-
-    Returns:
-        Value by name, with `brier` and `nll`, see the functions of these names.
+    From logits (N, C) and class ids (N,).
 
     Raises:
         ValueError: there are no rows, the shapes differ, or a logit is not finite.
@@ -75,10 +68,7 @@ def correlations(
 ) -> dict[str, float]:
     """Correlations of scores; with a constant, or of fewer than two rows, they count as 0.
 
-    Args:
-        names: of `CORRELATIONS`, the main one first.
-        predictions: (N, 1).
-        labels: (N,).
+    Of predictions (N, 1) with labels (N,), under the names of `CORRELATIONS`.
 
     Raises:
         ValueError: there are no rows, the shapes differ, or a prediction is not finite.
@@ -99,14 +89,9 @@ def correlations(
 def label_scores(names: Sequence[str], logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     """Metrics of the labels whose probability is above 0.5, and of the probabilities.
 
-    Args:
-        names: of `LABEL_METRICS`, the main one first.
-        logits: (N, L).
-        gold: (N, L), 0 or 1.
-
-    Returns:
-        Value by name, with `brier`, the mean of (p - y)^2 over rows and labels, 0 to 1, and `nll`,
-        the mean binary cross entropy in nats, from 0, which is the loss of the training.
+    From logits and gold (N, L), 0 or 1, the `LABEL_METRICS` of these names; `brier`, the mean of
+    (p - y)^2 over rows and labels, 0 to 1; and `nll`, the mean binary cross entropy in nats, from
+    0, which is the loss of the training.
 
     Raises:
         ValueError: there are no rows, the shapes differ, or a logit is not finite.
@@ -139,11 +124,7 @@ def best_label_set(name: str, gold: np.ndarray) -> float:
     """The metric of the best set of labels that is predicted for every row.
 
     That is the k most frequent labels for one k for `f1_micro`, all labels for `f1_macro`, and the
-    most frequent set of a row for `accuracy`.
-
-    Args:
-        name: of `LABEL_METRICS`.
-        gold: (N, L), 0 or 1.
+    most frequent set of a row for `accuracy`. `gold` is (N, L), 0 or 1.
     """
     rows, counts = len(gold), np.sort(gold.sum(axis=0))[::-1]
     if name == "accuracy":
@@ -157,9 +138,7 @@ def best_label_set(name: str, gold: np.ndarray) -> float:
 def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     """Probability that an example of class 1 scores above one of class 0; 0.5 with a single class.
 
-    Args:
-        logits: (N, 2).
-        labels: (N,).
+    Of logits (N, 2) with labels (N,).
     """
     if len(np.unique(labels)) < 2:
         return 0.5

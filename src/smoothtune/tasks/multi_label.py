@@ -26,7 +26,7 @@ from smoothtune.tasks.metrics import (
     label_scores,
 )
 from smoothtune.tasks.scorer import Scorer
-from smoothtune.tasks.texts import TextReader
+from smoothtune.tasks.text_classification import TextReader
 
 NO_LABEL = "(no label)"
 

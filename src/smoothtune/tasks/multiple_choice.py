@@ -22,8 +22,7 @@ from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import whole_number
 from smoothtune.tasks.head import Collate
 from smoothtune.tasks.reader import Reader
-from smoothtune.tasks.single_label import ClassHead, ClassScorer
-from smoothtune.tasks.text_classification import class_counts
+from smoothtune.tasks.text_classification import ClassHead, ClassScorer, class_counts
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,10 @@ class ChoiceReader(Reader):
     def model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
         """As many as the first row has choices: the model scores each by itself."""
         return self.label_names(raw, where)
+
+    def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
+        """No: choices have no outputs of their own."""
+        return False
 
     def _input_problems(self, split: Dataset) -> list[str]:
         problems = text_problems(split, self.task.text_columns)

@@ -16,8 +16,7 @@ from smoothtune.data.label_types import LabelType
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import CLASS_METRICS
-from smoothtune.tasks.single_label import ClassHead, ClassScorer
-from smoothtune.tasks.text_classification import ClassReader
+from smoothtune.tasks.text_classification import ClassHead, ClassReader, ClassScorer
 
 MOST_CLASSES = 100
 

@@ -22,14 +22,7 @@ from smoothtune.tasks.splits import choose_rows, evaluation_split, sampled
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data ready for training.
-
-    Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
-    gives them, labels (int64 class ids or float32 scores), length (number of tokens), cut (whether
-    a text was truncated) and example_id (row in the source's split, from 0). Other types of tasks
-    have other labels, and question answering has a row for every window of a context, see their
-    `tokenize`.
-    """
+    """Data ready for training; the columns of both splits are those of `Reader.tokenize`."""
 
     task: Task
     """The task, its labels known."""
@@ -69,17 +62,12 @@ def prepare(
         source: file, folder or hub id, see `load_splits`.
         task: one of `TASKS`, or what `describe_task` gives.
         tokenizer: the model's tokenizer.
-        max_train_samples: train on at most this many examples, drawn at random with `seed`; a
-            smaller sample is a part of a larger one.
+        max_train_samples: train on at most this many examples, drawn at random with `seed`.
         max_eval_samples: evaluate on at most this many examples, the first ones.
         max_seq_length: truncate longer inputs to this many tokens, special tokens included.
         seed: seed of the random choice of train examples.
         vocab_size: rows of the model's embedding matrix, to check token ids against.
-        num_proc: processes that tokenize a large data set; None: this one, with the threads of the
-            tokenizer.
-
-    Returns:
-        The tokenized splits, with the task, a report and a fingerprint.
+        num_proc: processes that tokenize a large data set; None: this one.
 
     Raises:
         DataError: the source cannot be read or does not fit the task, see `load_splits` and
@@ -88,19 +76,8 @@ def prepare(
             separator for the two texts of a pair.
     """
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
-    splits, task = labeled_splits(source, task)
-    selection, note = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
-    return _prepared(
-        splits,
-        task,
-        source,
-        selection,
-        note,
-        tokenizer,
-        max_seq_length,
-        vocab_size,
-        num_proc=num_proc,
-    )
+    chosen = _chosen(source, task, max_train_samples, max_eval_samples, seed)
+    return _prepared(chosen, tokenizer, max_seq_length, vocab_size, num_proc)
 
 
 def labeled_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
@@ -122,16 +99,51 @@ def labeled_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], 
         raise DataError("\n".join([str(error), *more])) from error
 
 
-def checked_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
+@dataclass(frozen=True)
+class _Chosen:
+    """The rows of a source that train and validation use."""
+
+    source: str | Path
+    splits: Mapping[str, Dataset]
+    task: Task
+    rows: dict[str, tuple[str, np.ndarray]]
+    """By role, the split of the source and the numbers of its rows."""
+    note: str = ""
+    """How the validation split was made, if it is not the source's own."""
+
+    def examples(self) -> dict[str, Dataset]:
+        """The examples by their role, checked."""
+        names = dict.fromkeys(split for split, _ in self.rows.values())
+        raw = {name: self.splits[name] for name in names}
+        labels = self.task.rows.check(raw, str(self.source))
+        return {
+            role: self.task.rows.select(raw[split], indices, labels[split])
+            for role, (split, indices) in self.rows.items()
+        }
+
+
+def _chosen(
+    source: str | Path,
+    task: Task,
+    max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
+    seed: int = 0,
+) -> _Chosen:
+    splits, task = labeled_splits(source, task)
+    rows, note = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    return _Chosen(source, splits, task, rows, note)
+
+
+def checked_splits(source: str | Path, task: Task) -> tuple[Mapping[str, Dataset], Task]:
     """`labeled_splits`, with the rows checked that a training would use.
 
     Raises:
         DataError: as `prepare`.
     """
-    splits, task = labeled_splits(source, task)
-    selection, _ = choose_rows(splits, task, source, None, None, 0)
-    task.rows.check({split: splits[split] for split, _ in selection.values()}, str(source))
-    return splits, task
+    chosen = _chosen(source, task)
+    used = {split: chosen.splits[split] for split, _ in chosen.rows.values()}
+    chosen.task.rows.check(used, str(source))
+    return chosen.splits, chosen.task
 
 
 def rows_fingerprint(
@@ -143,9 +155,8 @@ def rows_fingerprint(
     seed: int = 0,
 ) -> str:
     """The fingerprint that `prepare` gives, without tokenizing; the same arguments and errors."""
-    splits, task = labeled_splits(source, task)
-    selection, _ = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
-    return _fingerprint(map(fingerprint, _examples(splits, task, source, selection).values()))
+    chosen = _chosen(source, task, max_train_samples, max_eval_samples, seed)
+    return _fingerprint(map(fingerprint, chosen.examples().values()))
 
 
 def prepare_evaluation(
@@ -164,44 +175,29 @@ def prepare_evaluation(
     """Load, check and tokenize data that a model was not trained on; no row is held out.
 
     The evaluation set is the validation split, else test, else the only split, whole. Rows of a
-    train split beside it are the training rows; without one there are none.
-
-    Args:
-        source: file, folder or hub id, see `load_splits`.
-        task: as `prepare`.
-        tokenizer: the model's tokenizer.
-        model_labels: names of the model's outputs, in order. They are the task's labels where there
-            is no train split and the rows hold some of them, by name or by number.
-        trained_on: number of rows that the model was trained on, if it is known. A train split of
-            another number holds others, so there are no training rows.
-        max_train_samples: as `prepare`.
-        max_eval_samples: as `prepare`.
-        max_seq_length: as `prepare`.
-        seed: as `prepare`.
-        vocab_size: as `prepare`.
-
-    Returns:
-        As `prepare`; `train` may have no rows.
+    train split beside it are the training rows; without one there are none, nor where it has
+    another number of rows than `trained_on`. `model_labels`, the names of the model's outputs, are
+    the task's labels where there is no train split and the rows hold some of them, by name or by
+    number. The other arguments, the result and the errors are those of `prepare`.
 
     Raises:
-        DataError: as `prepare`, or there are several splits and none is known to be the one to
-            evaluate on.
-        ValueError: as `prepare`.
+        DataError: also if none of several splits is known to be the one to evaluate on.
     """
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
     splits = task.load_splits(source, need_train=False)
     name = evaluation_split(splits, task, source)
-    selection = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
+    rows = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
     if "train" in splits and name != "train":
         task = task.with_labels(splits["train"], str(source))
         if trained_on in (None, len(splits["train"])):
             train = sampled(np.arange(len(splits["train"])), max_train_samples, seed)
-            selection = {"train": ("train", train)} | selection
+            rows = {"train": ("train", train)} | rows
     else:
         if _is_labeled_as(splits[name], task, model_labels):
             task = replace(task, label_names=tuple(model_labels))
         task = task.with_labels(splits[name], str(source), name)
-    return _prepared(splits, task, source, selection, "", tokenizer, max_seq_length, vocab_size)
+    chosen = _Chosen(source, splits, task, rows)
+    return _prepared(chosen, tokenizer, max_seq_length, vocab_size)
 
 
 def _check_limits(
@@ -216,64 +212,49 @@ def _check_limits(
             raise ValueError(f"{name} must be at least 1, not {limit}")
 
 
-def _examples(
-    splits: Mapping[str, Dataset],
-    task: Task,
-    source: str | Path,
-    selection: Mapping[str, tuple[str, np.ndarray]],
-) -> dict[str, Dataset]:
-    """The chosen rows of the splits by their role, checked."""
-    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in selection.values())}
-    labels = task.rows.check(raw, str(source))
-    return {
-        role: task.rows.select(raw[split], indices, labels[split])
-        for role, (split, indices) in selection.items()
-    }
-
-
 def _fingerprint(contents: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content.encode())
-    return digest.hexdigest()
+    return hashlib.sha256("".join(contents).encode()).hexdigest()
 
 
 def _prepared(
-    splits: Mapping[str, Dataset],
-    task: Task,
-    source: str | Path,
-    selection: Mapping[str, tuple[str, np.ndarray]],
-    note: str,
+    chosen: _Chosen,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
     vocab_size: int | None,
     num_proc: int | None = None,
 ) -> Prepared:
-    """The chosen rows of the splits, checked and tokenized; `note` says how they were made."""
+    """The chosen rows, checked and tokenized."""
     tokenized, reports, contents = {}, {}, []
-    for role, examples in _examples(splits, task, source, selection).items():
-        split = selection[role][0]
-        where = f"{source}, split {split!r}"
+    for role, examples in chosen.examples().items():
+        split = chosen.rows[role][0]
+        raw, where = chosen.splits[split], f"{chosen.source}, split {split!r}"
         contents.append(fingerprint(examples))
         rows = tokenized[role] = tokenized_examples(
-            examples, task, tokenizer, max_seq_length, contents[-1], vocab_size, where, num_proc
+            examples,
+            chosen.task,
+            tokenizer,
+            max_seq_length,
+            contents[-1],
+            vocab_size,
+            where,
+            num_proc,
         )
         reports[role] = SplitReport(
             rows=len(examples),
-            source_rows=len(splits[split]),
-            labels=task.rows.label_counts(examples, rows),
+            source_rows=len(raw),
+            labels=chosen.task.rows.label_counts(examples, rows),
             lengths=lengths_of(numbers(rows, "length")),
             truncated=len(np.unique(numbers(rows, "example_id")[numbers(rows, "cut")])),
-            note=note if role == "validation" else "",
-            left_out=left_out_message(splits[split]) if role == "train" or split != "train" else "",
+            note=chosen.note if role == "validation" else "",
+            left_out=left_out_message(raw) if role == "train" or split != "train" else "",
         )
-    validation = tokenized["validation"]
+    validation, validation_split = tokenized["validation"], chosen.rows["validation"][0]
     return Prepared(
-        task,
+        chosen.task,
         train=tokenized.get("train", validation.select(range(0), keep_in_memory=True)),
         validation=validation,
-        validation_split=selection["validation"][0],
-        source_rows=source_rows(splits[selection["validation"][0]]),
+        validation_split=validation_split,
+        source_rows=source_rows(chosen.splits[validation_split]),
         report=Report(max_seq_length, reports),
         fingerprint=_fingerprint(contents),
     )

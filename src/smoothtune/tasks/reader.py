@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
@@ -16,8 +16,11 @@ from smoothtune.data.label_types import LabelType
 from smoothtune.data.missing import RequiredColumns, missing_labels
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
-from smoothtune.tasks.description import TaskDescription
 from smoothtune.tasks.head import output_names
+from smoothtune.tasks.labels import holds_labels_of
+
+if TYPE_CHECKING:
+    from smoothtune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Reader(ABC):
     when_too_long: ClassVar[str] = "cut"
     """What happens to examples of more than `max_seq_length` tokens."""
 
-    task: TaskDescription
+    task: Task
 
     @property
     def unlabeled_columns(self) -> tuple[str, ...]:
@@ -79,15 +82,10 @@ class Reader(ABC):
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether the labels of raw rows are some of a model's outputs, by name or by number."""
-        return False
+        return holds_labels_of(split, self.task.label_column, names, merge=self.task.merge_labels)
 
     def gaps(self, raw: Dataset, where: str) -> list[str]:
-        """The problems of a raw split that are seen before its labels are known.
-
-        Args:
-            raw: the split.
-            where: its source and name, which begin every problem.
-        """
+        """The problems of a raw split that are seen before its labels are known."""
         if problem := column_problem(raw, self.columns):
             return [f"{where}: {problem}"]
         problems = [*self._input_problems(raw), *missing_labels(raw, self.required)]
@@ -97,27 +95,21 @@ class Reader(ABC):
         """Check raw rows whose labels are not read.
 
         Raises:
-            DataError: missing columns, or else wrong texts, each with its column and first row,
-                from 0.
+            DataError: lists missing columns, or else wrong texts with their rows.
         """
         problem = column_problem(raw, self.unlabeled_columns)
         if problems := [problem] if problem else self._input_problems(raw):
             raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
 
     def check(self, splits: Mapping[str, Dataset], source: str) -> dict[str, Any]:
-        """Check raw splits.
-
-        Args:
-            splits: raw splits by name.
-            source: where the data came from, for the error.
+        """Check raw splits, by name.
 
         Returns:
             The labels of each split, in the form that `select` takes: an array (N,) of classes or
             scores, or (N, L) of 0 and 1; lists of classes; None where they stay in their column.
 
         Raises:
-            DataError: lists the problems of all splits: missing columns, or else wrong texts and
-                labels, each with its column and first row, from 0.
+            DataError: lists missing columns, or else wrong texts and labels with their rows.
         """
         labels: dict[str, Any] = {}
         problems: list[str] = []
@@ -159,7 +151,7 @@ class Reader(ABC):
 
         Args:
             examples: of `select`.
-            tokenizer: the model's tokenizer.
+            tokenizer: the model's.
             max_seq_length: longest row in tokens, special tokens included.
             content: fingerprint of the examples, part of the key of a cached result.
             num_proc: processes; None: this one, with the threads of the tokenizer.

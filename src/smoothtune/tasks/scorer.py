@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.tasks.description import TaskDescription
+if TYPE_CHECKING:
+    from smoothtune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Scorer(ABC):
     losses: ClassVar[tuple[str, ...]] = ()
     """Those of the `scores` of which less is better."""
 
-    task: TaskDescription
+    task: Task
 
     @property
     @abstractmethod

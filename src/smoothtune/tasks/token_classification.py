@@ -26,7 +26,7 @@ from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, check_offsets
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Collate, Head
-from smoothtune.tasks.labels import holds_labels_of, tag_ids, tag_names
+from smoothtune.tasks.labels import tag_ids, tag_names
 from smoothtune.tasks.reader import Reader
 from smoothtune.tasks.scorer import Scorer
 
@@ -49,11 +49,6 @@ class WordReader(Reader):
     def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         """Names of the tags."""
         return tag_names(train, self.task.label_column, where, merge=self.task.merge_labels)
-
-    def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
-        """Whether every tag is one of a model's."""
-        merge = self.task.merge_labels
-        return holds_labels_of(split, self.task.label_column, names, merge=merge)
 
     def _check_rows(self, split: Dataset) -> tuple[list[list[Any]], list[str]]:
         """The tags as class ids."""

@@ -24,18 +24,8 @@ def prepare_unlabeled(
 ) -> tuple[Dataset, str]:
     """Load, check, subsample and tokenize the train split of a source; labels are not read.
 
-    Args:
-        source: file, folder or hub id, see `load_splits`.
-        task: text classification; its text columns are used.
-        tokenizer: the model's tokenizer.
-        max_samples: use at most this many rows, drawn at random with `seed`.
-        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
-        seed: seed of the random choice.
-        vocab_size: rows of the model's embedding matrix, to check token ids against.
-
-    Returns:
-        The tokenizer's columns, length and example_id (row in the source); and the sha256, in hex,
-        of the texts used.
+    At most `max_samples` rows are drawn at random with `seed`; see `prepare` for the arguments and
+    `unlabeled_rows` for the result.
 
     Raises:
         DataError: the source cannot be read, lacks a text column, or has rows without text.
@@ -65,18 +55,11 @@ def unlabeled_rows(
 ) -> tuple[Dataset, str]:
     """Check and tokenize raw rows; labels are not read.
 
-    Args:
-        raw: rows of a source.
-        task: its labels known, see `Task.with_model_labels`; text classification needs none.
-        tokenizer: the model's tokenizer.
-        where: where the rows came from, for errors.
-        rows: (E,) numbers of the rows to use; None: all.
-        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
-        vocab_size: rows of the model's embedding matrix, to check token ids against.
+    Of the `rows` (E,) with these numbers; None: of all. The task's labels are known, see
+    `Task.with_model_labels`; text classification needs none. `where` begins errors.
 
     Returns:
-        The tokenizer's columns, length, cut, example_id (row in `raw`) and what the type of the
-        task needs for its answers; and the sha256, in hex, of the inputs used.
+        Rows as of `Reader.tokenize`, and the sha256, in hex, of the inputs used.
 
     Raises:
         DataError: a column is missing, or a row cannot be used.

@@ -12,22 +12,22 @@ START, END, SCORE, NULL, LOG_PROBABILITY, NO_ANSWER = range(6)
 """Columns of `best_spans`."""
 
 
-class SpanScores(NamedTuple):
-    """The best spans of N windows, best first."""
+class TokenSpans(NamedTuple):
+    """The best spans of N windows, each an array (N,)."""
 
     start: np.ndarray
-    """(N, K) first token."""
+    """First token."""
     end: np.ndarray
-    """(N, K) last token."""
+    """Last token."""
     score: np.ndarray
-    """(N, K) sum of both logits; -inf where there are fewer than K spans."""
+    """Sum of both logits; -inf where there is no span."""
     log_probability: np.ndarray
-    """(N, K) of start and end, each a distribution over the context and the no-answer token."""
+    """Of start and end, each a distribution over the context and the no-answer token."""
     no_answer: np.ndarray
-    """(N,) the same of start and end at the no-answer token."""
+    """The same of start and end at the no-answer token."""
 
 
-def n_best_spans(
+def best_token_spans(
     start_logits: np.ndarray,
     end_logits: np.ndarray,
     context: np.ndarray,
@@ -35,46 +35,43 @@ def n_best_spans(
     *,
     n_best_size: int = 20,
     max_answer_length: int = 30,
-) -> SpanScores:
-    """Spans of highest score among all pairs of the best starts and the best ends.
+) -> TokenSpans:
+    """The span of highest score in each window, among all pairs of the best starts and best ends.
 
     Args:
         start_logits: (N, T).
         end_logits: (N, T).
         context: (N, T) True on tokens of the context.
         cls_index: (N,) position of the no-answer token.
-        n_best_size: number of best starts, and of best ends, that are combined; number of spans.
+        n_best_size: number of best starts, and of best ends, that are combined.
         max_answer_length: longest span in tokens.
-
-    Returns:
-        K = min(n_best_size, T) spans for every window.
 
     Raises:
         ValueError: a logit on the context is not finite.
     """
-    count, rows = min(n_best_size, context.shape[1]), np.arange(len(context))[:, None]
+    rows = np.arange(len(context))
     choices, log_probabilities, logits, no_answer = [], [], [], np.zeros(len(context))
     for values in (start_logits, end_logits):
         values = np.asarray(values, np.float64)
         if wrong := np.flatnonzero(~np.isfinite(values).all(axis=1, where=context)).tolist():
             raise ValueError(f"the prediction for row {wrong[0]} is not finite")
         inside = np.where(context, values, -np.inf)
-        choices.append(np.argsort(-inside, axis=1, kind="stable")[:, :count])
+        choices.append(np.argsort(-inside, axis=1, kind="stable")[:, :n_best_size])
         logits.append(np.take_along_axis(inside, choices[-1], axis=1))
-        inside[rows[:, 0], cls_index] = values[rows[:, 0], cls_index]
+        inside[rows, cls_index] = values[rows, cls_index]
         shares = log_softmax(inside, axis=1)
         log_probabilities.append(np.take_along_axis(shares, choices[-1], axis=1))
-        no_answer += shares[rows[:, 0], cls_index]
+        no_answer += shares[rows, cls_index]
     start, end = choices[0][:, :, None], choices[1][:, None, :]
     valid = (start <= end) & (end - start < max_answer_length)
-    score = np.where(valid, logits[0][:, :, None] + logits[1][:, None, :], -np.inf)
-    score = score.reshape(len(context), -1)
-    order = np.argsort(-score, axis=1, kind="stable")[:, :count]
-    first, last = order // count, order % count
-    return SpanScores(
+    scores = np.where(valid, logits[0][:, :, None] + logits[1][:, None, :], -np.inf)
+    scores = scores.reshape(len(context), -1)
+    best = scores.argmax(axis=1)
+    first, last = np.divmod(best, choices[1].shape[1])
+    return TokenSpans(
         choices[0][rows, first],
         choices[1][rows, last],
-        score[rows, order],
+        scores[rows, best],
         log_probabilities[0][rows, first] + log_probabilities[1][rows, last],
         no_answer,
     )
@@ -88,14 +85,14 @@ def best_spans(
     n_best_size: int,
     max_answer_length: int,
 ) -> np.ndarray:
-    """The best span of every window.
+    """The best span of every window, see `best_token_spans`.
 
     Args:
         start_logits: (N, T).
         end_logits: (N, T).
         windows: columns context_start, offset_start, offset_end and cls_index.
-        n_best_size: as of `n_best_spans`.
-        max_answer_length: as of `n_best_spans`.
+        n_best_size: as of `best_token_spans`.
+        max_answer_length: as of `best_token_spans`.
 
     Returns:
         (N, 6): the span's first character and the one after its last, its score, -inf where there
@@ -106,7 +103,7 @@ def best_spans(
     positions = np.arange(start_logits.shape[1])
     context = (positions >= first[:, None]) & (positions < (first + count)[:, None])
     cls_index, rows = np.asarray(windows["cls_index"]), np.arange(len(first))
-    spans = n_best_spans(
+    spans = best_token_spans(
         start_logits,
         end_logits,
         context,
@@ -114,19 +111,15 @@ def best_spans(
         n_best_size=n_best_size,
         max_answer_length=max_answer_length,
     )
+    begins, ends = windows["offset_start"], windows["offset_end"]
     characters = [
-        (windows["offset_start"][row][start], windows["offset_end"][row][end]) if fits else (0, 0)
+        (begins[row][start], ends[row][end]) if fits else (0, 0)
         for row, start, end, fits in zip(
-            rows,
-            spans.start[:, 0] - first,
-            spans.end[:, 0] - first,
-            np.isfinite(spans.score[:, 0]),
-            strict=True,
+            rows, spans.start - first, spans.end - first, np.isfinite(spans.score), strict=True
         )
     ]
     null = start_logits[rows, cls_index].astype(np.float64) + end_logits[rows, cls_index]
-    scores = [spans.score[:, 0], null, spans.log_probability[:, 0], spans.no_answer]
-    return np.column_stack([characters, *scores])
+    return np.column_stack([characters, spans.score, null, spans.log_probability, spans.no_answer])
 
 
 def best_windows(
@@ -134,13 +127,9 @@ def best_windows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The window that holds the best span of each question.
 
-    Args:
-        spans: (N, 6) of `best_spans`.
-        example_ids: (N,) the question of each window.
-
-    Returns:
-        (E,) each, in the order of the questions' first windows: index of the window, score of its
-        span, and the lowest no-answer score over all windows.
+    From (N, 6) of `best_spans` and (N,) the question of each window to (E,) each, in the order of
+    the questions' first windows: index of the window, score of its span, and the lowest no-answer
+    score over all windows.
     """
     _, first, group = np.unique(example_ids, return_index=True, return_inverse=True)
     question = first.argsort().argsort()[group]  # from the order of ids to that of first windows

@@ -8,6 +8,7 @@ special token, as in transformers' question-answering example.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ MIN_CACHED_QUESTIONS = 2_000
 
 
 class TokenSpan(NamedTuple):
-    """First and last token of an answer, and whether the window holds all of it."""
+    """First and last token of an answer, and whether tokens of the window cover all of it."""
 
     start: int
     end: int
@@ -34,20 +35,14 @@ class TokenSpan(NamedTuple):
 def window_encoder(
     examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int
 ) -> Encoder:
-    """Encodes questions with windows of their contexts.
+    """Encodes questions with windows of their contexts, of which two share `doc_stride` tokens.
 
-    Args:
-        examples: columns question, context, answers (texts), answer_start (characters), example_id.
-        tokenizer: the model's, with the `tokenizers` library behind it.
-        max_seq_length: length of a full window in tokens.
-        doc_stride: tokens that two windows of one context share.
-
-    Returns:
-        An encoder to the tokenizer's columns; start_positions and end_positions of the first
-        answer, and holds_answer, whether it is in the window; cls_index; context_start, the first
-        token of the context; offset_start and offset_end, the characters of each token of the
-        context; length; cut, whether the context has other windows; context, in the first window
-        alone, since a long one has hundreds; answers and example_id.
+    From columns question, context, answers (texts), answer_start (characters) and example_id to
+    the tokenizer's columns; start_positions and end_positions of the first answer, and
+    holds_answer, whether it is in the window; cls_index; context_start, the first token of the
+    context; offset_start and offset_end, the characters of each token of the context; length; cut,
+    whether the context has other windows; context, in the first window alone, since a long one has
+    hundreds; answers and example_id.
 
     Raises:
         DataError: a question leaves too little room for the context.
@@ -87,14 +82,7 @@ def _encode(
     source, windows = _windows(columns, tokenizer, doc_stride, max_seq_length)
     is_first = [i == 0 or source[i] != source[i - 1] for i in range(len(source))]
     is_last = [*is_first[1:], True]
-    targets: dict[str, list] = {
-        name: []
-        for name in (
-            *("start_positions", "end_positions", "holds_answer", "cls_index", "context_start"),
-            *("offset_start", "offset_end", "length", "cut"),
-        )
-    }
-    # the targets of every window
+    targets = defaultdict[str, list](list)
     for i, window in enumerate(windows):
         first, begins, ends = context_offsets(window)
         cls_index = _cls_index(window, tokenizer)
@@ -103,16 +91,15 @@ def _encode(
         if texts:
             edges = {"at_start": is_first[i], "at_end": is_last[i]}
             span = locate(texts[0], starts[0], begins, ends, **edges)
-        targets["holds_answer"].append(span.is_complete)
         targets["start_positions"].append(first + span.start if span.is_complete else cls_index)
         targets["end_positions"].append(first + span.end if span.is_complete else cls_index)
+        targets["holds_answer"].append(span.is_complete)
         targets["cls_index"].append(cls_index)
         targets["context_start"].append(first)
         targets["offset_start"].append(begins)
         targets["offset_end"].append(ends)
         targets["length"].append(len(window.ids))
         targets["cut"].append(not (is_first[i] and is_last[i]))
-    # columns of Arrow, those of the question repeated for its windows
     inputs = {
         name: _arrow([np.array(getattr(window, _FIELDS[name]), np.int32) for window in windows])
         for name in tokenizer.model_input_names
@@ -163,14 +150,7 @@ def _arrow(values: list) -> pa.Array:
 
 
 def context_offsets(window: Encoding) -> tuple[int, np.ndarray, np.ndarray]:
-    """The first token of the context, and the characters that each token of it covers.
-
-    Args:
-        window: a question and a context in the tokenizers library's form.
-
-    Returns:
-        Number of the token; first character (n,); the character after the last one (n,).
-    """
+    """The first token of the context; (n,) the first character of each of its tokens; (n,) ends."""
     sequences = window.sequence_ids
     if 1 not in sequences:
         return len(sequences), *np.empty((2, 0), np.int32)
@@ -200,8 +180,7 @@ def locate(
         at_end: whether it ends where the context does.
 
     Returns:
-        Token numbers, from 0 at the first token of the context. `is_complete` is False where a
-        part of the answer is outside the window, or no token covers it.
+        Token numbers, from 0 at the first token of the context.
 
     >>> locate("ow", 3, np.array([0, 2, 5]), np.array([1, 5, 6]))  # inside "low"
     TokenSpan(start=1, end=1, is_complete=True)
