@@ -8,8 +8,7 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from smoothtune.errors import DataError
 from smoothtune.tasks.class_lookup import ClassLookup
 from smoothtune.tasks.head import matched_outputs, taken_in_order
-from smoothtune.tasks.label_sets import label_sets
-from smoothtune.tasks.labels import class_ids, holds_labels_of, tag_ids
+from smoothtune.tasks.labels import LabelColumn
 from smoothtune.tasks.presets import describe_task
 
 STARS = ("1", "2", "n/a")
@@ -17,8 +16,8 @@ TWELVE = ("0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9")
 """As texts are sorted."""
 
 
-def column(labels: list) -> Dataset:
-    return Dataset.from_dict({"label": labels})
+def column(labels: list, merge: bool | None = None) -> LabelColumn:
+    return LabelColumn(Dataset.from_dict({"label": labels}), "label", merge)
 
 
 @pytest.mark.parametrize(
@@ -54,35 +53,35 @@ def test_which_class_a_label_means(names: tuple, label: object, index: int | Non
 
 
 def test_classes_tags_and_sets_have_the_same_rule() -> None:
-    assert class_ids(column([1, 2, 1]), "label", STARS)[0].tolist() == [0, 1, 0]
-    assert tag_ids(column([[1, 2], [1]]), "label", STARS)[0] == [[0, 1], [0]]
-    sets, problems = label_sets(column([[1, 2], [1]]), "label", None, STARS)
+    assert column([1, 2, 1]).class_ids(STARS)[0].tolist() == [0, 1, 0]
+    assert column([[1, 2], [1]]).tag_ids(STARS)[0] == [[0, 1], [0]]
+    sets, problems = column([[1, 2], [1]]).sets(STARS)
     assert (sets.tolist(), problems) == ([[1, 1, 0], [1, 0, 0]], [])
     told = "no name of a class, and no number of one, since numbers are names here: '1', '2', 'n/a'"
-    (problem,) = class_ids(column([1, 0]), "label", STARS)[1]
+    (problem,) = column([1, 0]).class_ids(STARS)[1]
     assert problem == f"row 1, column 'label': 0 is {told}"
-    assert told in tag_ids(column([[1, 0]]), "label", STARS)[1][0]
-    assert told in label_sets(column([[1, 0]]), "label", None, STARS)[1][0]
+    assert told in column([[1, 0]]).tag_ids(STARS)[1][0]
+    assert told in column([[1, 0]]).sets(STARS)[1][0]
 
 
 def test_whether_rows_have_the_labels_of_a_model() -> None:
-    assert holds_labels_of(column([1, 2]), "label", STARS)
-    assert holds_labels_of(column(["Yes "]), "label", ("no", "yes"), merge=True)
-    assert not holds_labels_of(column(["Yes "]), "label", ("no", "yes"))
-    assert not holds_labels_of(column([0, 1]), "label", STARS)
-    assert not holds_labels_of(column([[0, 1]]), "label", STARS)
-    assert holds_labels_of(column([0, 1]), "label", ("no", "yes"))
-    assert holds_labels_of(column([[1], [2]]), "label", STARS)
-    assert not holds_labels_of(column([[0], [2]]), "label", STARS)
+    assert column([1, 2]).are_of(STARS)
+    assert column(["Yes "], merge=True).are_of(("no", "yes"))
+    assert not column(["Yes "]).are_of(("no", "yes"))
+    assert not column([0, 1]).are_of(STARS)
+    assert not column([[0, 1]]).are_of(STARS)
+    assert column([0, 1]).are_of(("no", "yes"))
+    assert column([[1], [2]]).are_of(STARS)
+    assert not column([[0], [2]]).are_of(STARS)
 
 
 def test_class_labels_of_the_hub_go_by_name_where_one_is_known() -> None:
     features = Features({"label": ClassLabel(names=["b", "c", "a"])})
     data = Dataset.from_dict({"label": [0, 2]}, features=features)
-    assert class_ids(data, "label", ("a", "b"))[0].tolist() == [1, 0]
+    assert LabelColumn(data, "label").class_ids(("a", "b"))[0].tolist() == [1, 0]
     tags = Features({"label": Sequence(ClassLabel(names=["b", "a"]))})
     data = Dataset.from_dict({"label": [[0, 1]]}, features=tags)
-    assert tag_ids(data, "label", ("a", "b"))[0] == [[1, 0]]
+    assert LabelColumn(data, "label").tag_ids(("a", "b"))[0] == [[1, 0]]
 
 
 class Config:

@@ -40,12 +40,7 @@ class Collator:
     """transformers' collator to pad with; that for token classification also pads the labels."""
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch.
-
-        Returns:
-            Tensor by column: token columns (B, T); labels (B,), or (B, T) with one per token;
-            `example_id` (B,) if the rows have it.
-        """
+        """Make a batch: token columns (B, T); labels (B,), or (B, T); `example_id` (B,)."""
         columns = (*self.tokenizer.model_input_names, *self.label_columns, "example_id")
         rows = [{key: row[key] for key in columns if key in row} for row in examples]
         pad = self.padding(self.tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
@@ -56,20 +51,13 @@ class LengthGroupedSampler(Sampler[int]):
     """Row numbers in batches of similar length, the batches in random order.
 
     The batch with the longest row comes first, so that out-of-memory errors show at once; an
-    incomplete batch comes last. transformers' sampler of the same name differs in two ways: its
-    batches run from long to short, so that training ends on the shortest rows; and it draws from
-    the global generator, so that a run resumed within an epoch sees another order than the
-    interrupted one, and so that a method that draws random numbers changes the order.
+    incomplete batch comes last. transformers' sampler of the same name ends training
+    on the shortest rows; and it draws from the global generator, so that the order changes where a
+    run is resumed within an epoch, or a method draws random numbers.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        """Group rows by length.
-
-        Args:
-            lengths: number of tokens of each row, (N,).
-            batch_size: examples of one update.
-            seed: decides the order, together with the epoch.
-        """
+        """Group rows by their `lengths` in tokens; `seed` and the epoch decide the order."""
         self.lengths, self.batch_size, self.seed = list(lengths), batch_size, seed
         self.epoch = 0
 

@@ -17,11 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @contextmanager
 def cache_is_intact() -> Iterator[None]:
-    """Say of rows that were read before, and cannot be read from the cache, what to do.
-
-    Raises:
-        OutputError: a file of the cache is damaged.
-    """
+    """Raise `OutputError` where rows that were read before cannot be read from the cache."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -36,11 +32,7 @@ def cache_is_intact() -> Iterator[None]:
 
 @contextmanager
 def cache_with_room() -> Iterator[None]:
-    """Say of a cache that cannot be written what to do.
-
-    Raises:
-        OutputError: it is full, or may not be written.
-    """
+    """Raise `OutputError` where the cache is full, or may not be written."""
     try:
         yield
     except Exception as error:

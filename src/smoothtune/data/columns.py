@@ -127,16 +127,12 @@ def _text_problem(value: object) -> str:
 def select_texts(
     raw: Dataset, columns: Sequence[str], rows: np.ndarray, labels: np.ndarray | None = None
 ) -> Dataset:
-    """The chosen rows of one or two text columns, in memory.
+    """The chosen rows (E,) of one or two text columns, in memory.
 
-    Args:
-        raw: a split.
-        columns: its text columns.
-        rows: (E,) numbers of the rows.
-        labels: (N,) int64 or float32, or (N, L), for all rows of the split.
+    With the labels (N,) int64 or float32, or (N, L), of all rows of the split, if they are given.
 
     Returns:
-        Columns text, for pairs text_pair, labels if given, and example_id, the row's number.
+        Columns text, for pairs text_pair, labels, and example_id, the row's number.
     """
     selected = raw.select_columns(list(columns)).select(rows, keep_in_memory=True)
     arrays: dict[str, pa.ChunkedArray | pa.Array] = {
@@ -145,12 +141,12 @@ def select_texts(
     }
     kinds: dict[str, Any] = dict.fromkeys(arrays, Value("string"))
     if labels is not None:
-        kind = Value(str(labels.dtype))
-        kinds["labels"] = kind if labels.ndim == 1 else ListOf(kind)
+        kinds["labels"] = Value(str(labels.dtype))
         arrays["labels"] = pa.array(labels[rows].ravel())
-    if labels is not None and labels.ndim == 2:
-        starts = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * labels.shape[1])
-        arrays["labels"] = pa.ListArray.from_arrays(starts, arrays["labels"])
+        if labels.ndim == 2:
+            starts = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * labels.shape[1])
+            kinds["labels"] = ListOf(kinds["labels"])
+            arrays["labels"] = pa.ListArray.from_arrays(starts, arrays["labels"])
     kinds["example_id"], arrays["example_id"] = Value("int64"), pa.array(rows, pa.int64())
     return Dataset(InMemoryTable(pa.table(arrays)), DatasetInfo(features=Features(kinds)))
 

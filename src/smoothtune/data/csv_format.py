@@ -42,11 +42,7 @@ def no_header(source: str, values: Mapping[str, Collection[str]]) -> str:
 
 
 def check_encoding(file: Path, encoding: str | None) -> None:
-    """Check that a file is text of this encoding, and not UTF-8 read as another one.
-
-    Raises:
-        DataError: it is not; the message names the line, and an encoding that fits.
-    """
+    """Raise `DataError` if a file is not text of this encoding, or UTF-8 read as another one."""
     raw = file.read_bytes()
     codec = encoding or "utf-8"
     try:
@@ -64,7 +60,7 @@ def check_encoding(file: Path, encoding: str | None) -> None:
         raise DataError(f"{file}: line {line} is not {codec}{again}") from error
     if encoding is None or raw.isascii() or _same(codec, "utf-8") or _same(codec, "utf-8-sig"):
         return
-    if is_utf8(raw):
+    if fitting_encoding(raw) == "utf-8":
         first = next(offset for offset, byte in enumerate(raw) if byte > 127)
         raise DataError(
             f"{file}: is UTF-8, {_around(raw, first, 'utf-8')}, and would be read as "
@@ -76,24 +72,14 @@ def fitting_encoding(raw: bytes) -> str | None:
     """UTF-16 where a mark says so, else the Western encoding in which all bytes are text."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    if is_utf8(raw):
-        return "utf-8"
-    for encoding in ("cp1252", "latin-1"):
+    for encoding in ("utf-8", "cp1252", "latin-1"):
         try:
-            if not _UNLIKELY.search(raw.decode(encoding)):
-                return encoding
+            text = raw.decode(encoding)
         except UnicodeDecodeError:
             continue
+        if encoding == "utf-8" or not _UNLIKELY.search(text):
+            return encoding
     return None
-
-
-def is_utf8(raw: bytes) -> bool:
-    """Whether bytes are UTF-8."""
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def fitting_separator(file: Path, encoding: str | None = None) -> str | None:

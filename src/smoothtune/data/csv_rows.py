@@ -127,12 +127,9 @@ class _CsvFile:
         )
 
     def refuse_swallowed_rows(self, table: pa.Table) -> None:
-        """Refuse a text over several lines of which one reads as a row of the file by itself.
+        """Raise `DataError` if a line within a text reads as a row of the file by itself.
 
         It has as many cells as the header, and in some column a value that other rows have there.
-
-        Raises:
-            DataError: there is such a text.
         """
         if not self.quoted or not self.over_lines or table.num_columns < 2:
             return
@@ -198,11 +195,7 @@ def _unnamed(index: int) -> str:
 
 
 def refuse_repeated(names: Sequence[str], where: str) -> None:
-    """Refuse two columns of one name.
-
-    Raises:
-        DataError: there are such columns.
-    """
+    """Raise `DataError` if two columns have one name."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(
@@ -212,11 +205,7 @@ def refuse_repeated(names: Sequence[str], where: str) -> None:
 
 
 def _refuse_title(file: Path, table: pa.Table) -> None:
-    """Refuse columns of which the first alone has a name, as under the title of a table.
-
-    Raises:
-        DataError: another one holds texts.
-    """
+    """Raise `DataError` if only the first of several columns has a name, as under a title."""
     first, *names = table.column_names
     if first == _unnamed(0) or names != [_unnamed(index + 1) for index in range(len(names))]:
         return
@@ -240,8 +229,8 @@ def read_excel(file: Path) -> tuple[pa.Table, np.ndarray]:
     """As `read_csv`, the first sheet; its first row holds the names of the columns.
 
     Raises:
-        DataError: openpyxl is not installed, or the sheet has no rows below its columns, or cells
-            beyond them, or two columns of one name.
+        DataError: openpyxl is not installed, or the sheet has no rows, cells beyond the columns, or
+            two columns of one name.
     """
     if find_spec("openpyxl") is None:
         raise DataError(f"{file}: save as CSV, or pip install 'smoothtune[excel]'")

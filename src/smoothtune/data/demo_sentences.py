@@ -41,15 +41,10 @@ Row = dict[str, str]
 
 
 def sentiment(train_rows: int = 400, validation_rows: int = 300) -> tuple[list[Row], list[Row]]:
-    """The data set; the same at every call.
+    """Train and validation rows, the same at every call; no sentence occurs twice.
 
-    Args:
-        train_rows: examples to train on; a tenth of their labels is wrong.
-        validation_rows: examples to evaluate on, with right labels.
-
-    Returns:
-        Train and validation rows with ``sentence`` and ``label``, one of `LABELS`; no sentence
-        occurs twice.
+    A row has a ``sentence`` and a ``label``, one of `LABELS`. A tenth of the labels of the train
+    rows is wrong.
     """
     draw = random.Random(0)
     seen: set[str] = set()

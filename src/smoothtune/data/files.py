@@ -29,6 +29,8 @@ from smoothtune.errors import DataError, OutputError
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
 READERS[".xlsx"] = "excel"
 """The kind of file by its suffix."""
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 OTHER_TABLES = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 
 
@@ -47,11 +49,7 @@ class CsvFormat:
 
 
 def load_files(files: list[Path], form: CsvFormat) -> Dataset:
-    """Rows of files of one type.
-
-    Raises:
-        DataError: they cannot be read.
-    """
+    """Rows of files of one type; raises `DataError` if they cannot be read."""
     suffix = files[0].suffix.lower()
     if suffix not in READERS:
         table = "; save the table as CSV" if suffix in OTHER_TABLES else ""
@@ -80,20 +78,9 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
 
 
 def check_readable(file: Path) -> None:
-    """Check that a path is a file that can be read to its end.
-
-    Raises:
-        DataError: it is missing, a folder, a pipe, a device or a socket, or may not be read.
-    """
+    """Raise `DataError` unless a path is a file that can be read to its end."""
     try:
-        mode = os.stat(file).st_mode
-        kinds = {
-            "a folder": stat.S_ISDIR,
-            "a pipe": stat.S_ISFIFO,
-            "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
-            "a socket": stat.S_ISSOCK,
-        }
-        kind = next((name for name, is_one in kinds.items() if is_one(mode)), None)
+        kind = _KINDS.get(stat.S_IFMT(os.stat(file).st_mode))
         if kind is not None:
             raise DataError(f"{file}: is {kind}, not a file of rows")
         with open(file, "rb"):

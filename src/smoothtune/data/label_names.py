@@ -33,7 +33,7 @@ def class_names(
     merge: bool | None = None,
     label_type: LabelType | None = None,
 ) -> tuple[str, ...]:
-    """Names of the classes in a label column.
+    """Names of the classes in a label column, in the order of their ids; none for regression.
 
     Text (or the hub's ClassLabel) and booleans are classes; integers are classes that must be
     numbered 0, 1, ...; real numbers are regression.
@@ -46,13 +46,9 @@ def class_names(
             are one class, under their most frequent spelling; None: an error.
         label_type: what the user says that labels are; None: nothing.
 
-    Returns:
-        The names, in the order of the class ids; none for regression.
-
     Raises:
         DataError: the values have no usable type, or leave it open whether they are classes or
-            scores; there is only one class, integer labels do not count from 0 without gaps, or
-            texts are spelled alike.
+            scores; there is only one class; integers do not count from 0; texts are spelled alike.
     """
     if label_type == "float":
         return ()

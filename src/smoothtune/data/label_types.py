@@ -41,49 +41,47 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     """
     if column is None or split.features.get(column) != Value("string"):
         return split
-    values, rows = distinct(stored_column(split, column))
+    values, _ = distinct(stored_column(split, column))
     present = [value for value in values if value and visible(value)]
-    label_type: LabelType = "integer" if all(map(is_integer, present)) else "float"
-    converted = _converted(values, label_type)
-    if converted is None:
-        return split
-    return with_column(split, column, [converted[row] for row in rows], _STORED[label_type])
+    return _converted(split, column, "integer" if all(map(is_integer, present)) else "float")
 
 
-def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
-    """A split whose label column, or the items of whose lists of labels, have a type.
+def of_type(split: Dataset, column: str, label_type: LabelType | None) -> Dataset:
+    """A split whose label column, or the items of whose lists of labels, have a type, if any.
 
-    Args:
-        split: raw rows.
-        column: the label column. It stays as it is if a value is not of the type, for the check of
-            labels to name; so does one with the hub's class labels.
-        label_type: what the user says.
+    The column stays as it is if a value is not of the type, for the check of labels to name; so
+    does one with the hub's class labels.
     """
     feature = split.features.get(column)
     item = getattr(feature, "feature", feature)
     if label_type == "text" and isinstance(feature, Json):
         return _as_texts(split, column, json_values(split, column))
-    if not isinstance(item, Value):
+    if label_type is None or not isinstance(item, Value):
         return split
     if item is not feature:
         return split if label_type != "text" else _as_texts(split, column, split[column][:])
-    values, rows = distinct(stored_column(split, column))
-    converted = _converted(values, label_type)
-    if converted is None:
-        return split
-    return with_column(split, column, [converted[row] for row in rows], _STORED[label_type])
+    return _converted(split, column, label_type)
 
 
 def _as_texts(split: Dataset, column: str, values: list[Any]) -> Dataset:
     """A split with other labels, or lists of them, as texts."""
     if not all(isinstance(value, list | None) for value in values):
-        return with_column(split, column, list(map(_as_text, values)), _STORED["text"])
+        return _with_column(split, column, list(map(_as_text, values)), _STORED["text"])
     texts = [value and [_as_text(label) for label in value] for value in values]
-    return with_column(split, column, texts, List(_STORED["text"]))
+    return _with_column(split, column, texts, List(_STORED["text"]))
 
 
-def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None:
-    """Distinct values as values of a type, missing ones as None; None if one is not of it."""
+def _converted(split: Dataset, column: str, label_type: LabelType) -> Dataset:
+    """A split with values of a type, missing ones as None; as it is if one is not of it."""
+    values, rows = distinct(stored_column(split, column))
+    converted = _of_type(values, label_type)
+    if converted is None:
+        return split
+    return _with_column(split, column, [converted[row] for row in rows], _STORED[label_type])
+
+
+def _of_type(values: Sequence[Any], label_type: LabelType) -> list[Any] | None:
+    """Values of a type; None if one is not of it, or all are missing."""
     if label_type == "text":
         return [_as_text(value) for value in values]
     fits, convert = (is_integer, int) if label_type == "integer" else (is_number, float)
@@ -105,7 +103,7 @@ def _as_text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def with_column(split: Dataset, column: str, values: list[Any], feature: Any) -> Dataset:
+def _with_column(split: Dataset, column: str, values: list[Any], feature: Any) -> Dataset:
     """A split with other values, of this type, in a column."""
     names = split.column_names
     if names == [column]:

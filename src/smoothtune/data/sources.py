@@ -97,20 +97,15 @@ def load_splits(
             "Name the file train.<extension>, or give the file itself as the source"
         )
     splits = {split: complete_rows(rows, required) for split, rows in splits.items()}
-    if label_type is None:
-        return splits
     return {split: of_type(rows, label_column, label_type) for split, rows in splits.items()}
 
 
 def fitting_form(
     source: str | Path, sep: str | None = None, encoding: str | None = None
 ) -> dict[str, str]:
-    """The `sep` and `encoding` that CSV and TSV files of a source need; what is usual is left out.
+    """The `sep` and `encoding`, if unknown, that a CSV or TSV file needs, unless they are usual.
 
-    The first file of a folder is looked at. What is known may be given.
-
-    Raises:
-        DataError: the file cannot be read.
+    Of a folder the first file is looked at. Raises `DataError` if it cannot be read.
     """
     first, form = first_csv(Path(source).expanduser()), dict[str, str]()
     if first is None:
@@ -138,7 +133,7 @@ def load_rows(
     sep: str | None = None,
     encoding: str | None = None,
 ) -> Dataset:
-    """Read the rows of one file of `READERS`; other arguments as `load_splits`.
+    """Read the rows of one file of `READERS`; arguments as `load_splits`.
 
     Cells of CSV, TSV and Excel are the texts that stand there: 007 is not 7.
 
@@ -217,11 +212,7 @@ def _load_saved(folder: Path) -> dict[str, Dataset]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file or folder that lies in a folder.
-
-    Raises:
-        DataError: the name leads elsewhere.
-    """
+    """A file or folder that lies in a folder; raises `DataError` if the name leads elsewhere."""
     if not isinstance(name, str) or Path(name).name != name or name in (".", "..") or "::" in name:
         raise DataError(
             f"{folder}: names {name!r}, and its files must lie in it; get the data set again"

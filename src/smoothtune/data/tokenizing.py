@@ -34,8 +34,6 @@ class Encoder:
     """All but examples and tokenizer that decides the result; part of the cache's key."""
     min_cached: int
     """Number of examples from which tokenizing shows a progress bar and is cached."""
-    remove_columns: list[str] | None = None
-    """Columns of the examples that the rows do not keep."""
     arrow: bool = False
     """`encode` takes and returns a `pyarrow.Table`."""
 
@@ -64,7 +62,7 @@ def encoded_rows(
         rows = examples.map(
             encoder.encode,
             batched=True,
-            remove_columns=encoder.remove_columns,
+            remove_columns=[x for x in examples.column_names if x not in ("labels", "example_id")],
             keep_in_memory=not cached,
             cache_file_name=_cache_file(key) if cached else None,
             load_from_cache_file=cached,
@@ -75,19 +73,12 @@ def encoded_rows(
     return rows.with_format(None)
 
 
-def text_encoder(
-    texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> Encoder:
-    """Encodes texts or pairs of texts, see `encode_texts`.
-
-    Raises:
-        ValueError: when encoding, if the tokenizer has no separator for the two texts of a pair.
-    """
+def text_encoder(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Encoder:
+    """Encodes texts or pairs of texts, see `encode_texts`."""
     return Encoder(
         partial(_encode, tokenizer=tokenizer, max_seq_length=max_seq_length),
         f"texts {max_seq_length}",
         MIN_CACHED_ROWS,
-        [column for column in TEXTS if column in texts.column_names],
     )
 
 
@@ -132,11 +123,7 @@ def encode_texts(
 
 
 def check_offsets(tokenizer: PreTrainedTokenizerBase, task_type: str) -> None:
-    """Check that tokens are known by their places: in the text, and from the left in a batch.
-
-    Raises:
-        ModelError: the tokenizer gives no offsets, or pads on the left.
-    """
+    """Raise `ModelError` unless tokens have places in the text, and from the left in a batch."""
     if not tokenizer.is_fast or tokenizer.padding_side != "right":
         raise ModelError(
             f"{task_type} needs a tokenizer of the tokenizers library (a fast one) that pads on "
@@ -151,11 +138,7 @@ def _cache_file(key: str) -> str:
 
 
 def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
-    """Check that the model has an embedding for every token.
-
-    Raises:
-        DataError: a token id is not below `vocab_size`; the message names the row in the source.
-    """
+    """Raise `DataError` if a token id is not below the model's `vocab_size`."""
     if _largest(tokenized.data.column("input_ids")) < vocab_size:
         return
     for ids, row in zip(tokenized["input_ids"], tokenized["example_id"], strict=True):

@@ -119,11 +119,7 @@ class Task(ABC):
 
     @property
     def known_label_names(self) -> tuple[str, ...]:
-        """`label_names`.
-
-        Raises:
-            ValueError: they are not known yet.
-        """
+        """`label_names`; raises ValueError before they are known."""
         if self.label_names is None:
             raise ValueError(
                 f"the labels of task {self.name!r} are not known before its data is read: "
@@ -139,12 +135,9 @@ class Task(ABC):
     def load_splits(
         self, source: str | Path, *, need_train: bool = True, labeled: bool = True
     ) -> dict[str, Dataset]:
-        """Read every split of a file, folder or hub id, see `smoothtune.data.sources.load_splits`.
+        """Read every split of a source, see `smoothtune.data.sources.load_splits`.
 
-        Args:
-            source: file, folder or hub id.
-            need_train: raise an error without a train split.
-            labeled: whether labels will be read, so that `drop_missing` leaves rows without out.
+        `labeled`: whether labels will be read, so that `drop_missing` leaves rows without out.
 
         Raises:
             DataError: the source cannot be read.
@@ -166,8 +159,6 @@ class Task(ABC):
     def with_labels(self, train: Dataset, source: str = "the data", split: str = "train") -> Self:
         """The task with the `label_names` of its raw train split; unchanged if they are known.
 
-        `source` and `split` are for the error.
-
         Raises:
             DataError: columns are missing, or the labels cannot be used; texts and labels that are
                 missing are listed, too.
@@ -184,8 +175,6 @@ class Task(ABC):
 
     def with_model_labels(self, config: Any, raw: Dataset, where: str) -> Self:
         """The task with the labels of a fine-tuned model, for rows without; unchanged if known.
-
-        `where` is for the error.
 
         Raises:
             DataError: columns are missing.

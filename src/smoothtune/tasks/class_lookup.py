@@ -30,13 +30,11 @@ class ClassLookup:
     """The classes of a task, looked up by name or number."""
 
     def __init__(self, names: Sequence[str], *, merge: bool = False, feature: Any = None) -> None:
-        """Look up classes whose names stand in the order of their ids.
+        """Look up the classes of these names, in the order of their ids.
 
-        Args:
-            names: of the classes.
-            merge: texts that differ only in blanks, case or unseen characters are one name.
-            feature: of the column; the numbers in a column with the hub's class labels are names
-                if one of these is a class of the task.
+        With `merge`, texts that differ only in blanks, case or unseen characters are one name.
+        Numbers in a column that has the hub's class labels as its feature are names if one of
+        these is a class of the task.
         """
         self.names = tuple(names)
         self.ids = {name: index for index, name in enumerate(names)}

@@ -20,9 +20,9 @@ from smoothtune.tasks.question_answering.task import QuestionAnswering
 from smoothtune.tasks.splits import sampled
 from smoothtune.tasks.token_classification import TokenClassification
 
-LABEL_NAMES = ["label", "labels", "class", "category", "target", "sentiment", "score", "rating"]
-LABEL_NAMES += ["stars", "gold", "y", "klasse", "kategorie", "bewertung", "etikett"]
-LABEL_NAMES += ["topic", "intent"]
+LABEL_NAMES = {"label", "labels", "class", "category", "target", "sentiment", "score", "rating"}
+LABEL_NAMES |= {"stars", "gold", "y", "klasse", "kategorie", "bewertung", "etikett"}
+LABEL_NAMES |= {"topic", "intent"}
 UNLIKELY = {"priority", "prio", "lang", "language", "locale", "country", "split", "fold", "source"}
 UNLIKELY |= {"channel", "status", "gender", "year", "month", "day", "user", "author", "id"}
 """Words in the names of columns of few values that are seldom the label."""
@@ -39,7 +39,6 @@ PAIRS = (
     ("query", "passage"),
 )
 MAX_CLASSES = 50
-MAX_LABELS = 50
 SENTENCE = 4
 """Words of a cell, on average, from which on a column is one of sentences."""
 LABEL_SEPARATORS = ";|,/"
@@ -75,15 +74,9 @@ def with_types(texts: Dataset) -> Dataset:
 def guess(
     rows: Dataset, *, text_columns: Sequence[str] = (), label_column: str | None = None
 ) -> Guess:
-    """Guess which columns are texts and labels, and the type of the task.
+    """Guess the text and label columns of a train split that are not known, and the task's type.
 
-    Args:
-        rows: raw rows of a train split.
-        text_columns: the text columns, if they are known.
-        label_column: the label column, if it is known.
-
-    Returns:
-        The guess; without text columns or label column where none is likely.
+    There are none in the guess where none is likely.
     """
     names = rows.column_names
     # not the first rows, which have one label where a file is sorted by it
@@ -94,21 +87,21 @@ def guess(
     candidates = {name: column for name, column in values.items() if name not in text_columns}
     few = _few_values(candidates)
     label = label_column or _label_column(candidates, few)
-    texts = list(text_columns)
-    texts = texts or _text_columns({name: v for name, v in values.items() if name != label})
-    usual = label is not None and label.strip().lower() in LABEL_NAMES
+    unlabeled = {name: column for name, column in values.items() if name != label}
+    texts = list(text_columns) or _text_columns(unlabeled)
+    usual = label is not None and _is_usual(label)
     alone = label if usual or label_column is not None else None
     rest = {name: column for name, column in values.items() if name not in texts}
     columns = _several_labels(rest, texts, alone) if texts else None
-    columns = columns or Guess(DEFAULT_TASK_TYPE, texts, label, _without(names, [*texts, label]))
+    columns = columns or Guess(DEFAULT_TASK_TYPE, texts, label)
+    used = [*texts, columns.label_column, *columns.label_columns]
+    columns = replace(columns, others=_without(names, used))
     if len(texts) == 1 and not text_columns:
         unread = {name: values[name] for name in columns.others if name not in few}
         columns = replace(columns, more_texts=list(_sentences(unread)))
     if label_column is not None:
         return columns
-    used = {columns.label_column, *columns.label_columns, *texts}
-    rivals = {name: list(values) for name, values in few.items() if name not in used}
-    return replace(columns, rivals=rivals)
+    return replace(columns, rivals={name: few[name] for name in few if name not in used})
 
 
 def usual_fields(task_type: str) -> dict[str, Any]:
@@ -145,66 +138,65 @@ def likely_fields(columns: Guess, task_type: str) -> Iterator[dict[str, Any]]:
 
 def _not_of_texts(values: Mapping[str, list[Any]]) -> Guess | None:
     """A guess where the columns are those of question answering or token classification."""
-    names = list(values)
-    if {"question", "context", "answers"} <= set(names):
-        used = ["question", "context", "answers"]
+    names, used = list(values), ["question", "context", "answers"]
+    if set(used) <= set(names):
         return Guess(QuestionAnswering.task_type, others=_without(names, used))
     lists = [name for name in names if any(isinstance(value, list) for value in values[name])]
     if "tokens" in lists and len(lists) > 1:
         tags = "tags" if "tags" in lists else next(name for name in lists if name != "tokens")
-        others = _without(names, ["tokens", tags])
-        return Guess(TokenClassification.task_type, ["tokens"], tags, others)
+        return Guess(
+            TokenClassification.task_type, ["tokens"], tags, _without(names, ["tokens", tags])
+        )
     return None
 
 
 def _several_labels(
     values: dict[str, list[Any]], texts: list[str], label: str | None
 ) -> Guess | None:
-    """A guess where rows seem to have several labels.
+    """A guess where the columns that are no texts seem to hold several labels of a row.
 
-    Args:
-        values: columns that are no texts.
-        texts: the text columns.
-        label: a column with a usual name of labels; no other one is then looked at.
+    `label` is a column with a usual name of labels; no other one is then looked at.
     """
     task_type, candidates = MultiLabelClassification.task_type, values
     if label is not None:
         candidates = {label: values[label]}
     if column := _list_column(candidates):
-        return Guess(task_type, texts, column, _without(values, [column]))
+        return Guess(task_type, texts, column)
     if match := _separated_column(candidates):
-        column, separator = match
-        return Guess(task_type, texts, column, _without(values, [column]), separator)
+        return Guess(task_type, texts, match[0], label_separator=match[1])
     if columns := _answer_columns(candidates):
-        return Guess(task_type, texts, None, _without(values, columns), None, columns)
+        return Guess(task_type, texts, label_columns=columns)
     return None
 
 
-def _few_values(values: Mapping[str, list[Any]]) -> dict[str, Counter[str]]:
-    """The columns that may hold labels, each with its values and their numbers of rows."""
+def _few_values(values: Mapping[str, list[Any]]) -> dict[str, list[str]]:
+    """The columns that may hold labels, each with its values, the most frequent first."""
     counts = {name: _distinct(column) for name, column in values.items()}
     return {
-        name: Counter(dict(counter.most_common()))
+        name: [value for value, _ in counter.most_common()]
         for name, counter in counts.items()
         if len(counter) > 1 and _is_label(values[name], len(counter))
     }
 
 
-def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, Counter[str]]) -> str | None:
+def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, list[str]]) -> str | None:
     """A usual name, or one with a usual word; else the last of the columns with fewest values.
 
     Columns with a name of `UNLIKELY` come after all others.
     """
     for name in values:
-        usual = name.strip().lower() in LABEL_NAMES
-        if usual and (name in few or len(_distinct(values[name])) <= MAX_CLASSES):
+        if _is_usual(name) and (name in few or len(_distinct(values[name])) <= MAX_CLASSES):
             return name
     words = {name: set(re.split(r"[\W_]+", name.lower())) for name in few}
     for name in few:
-        if words[name] & set(LABEL_NAMES):
+        if words[name] & LABEL_NAMES:
             return name
-    ranks = {name: (bool(words[name] & UNLIKELY), len(counter)) for name, counter in few.items()}
+    ranks = {name: (bool(words[name] & UNLIKELY), len(few[name])) for name in few}
     return min(reversed(list(few)), key=lambda name: ranks[name]) if few else None
+
+
+def _is_usual(name: str) -> bool:
+    return name.strip().lower() in LABEL_NAMES
 
 
 def _is_label(column: list[Any], distinct: int) -> bool:
@@ -261,14 +253,12 @@ def _without(names: Iterable[str], used: Iterable[str | None]) -> list[str]:
 
 def _list_column(values: Mapping[str, Sequence[Any]]) -> str | None:
     """A column of lists of labels, one with a usual name before others."""
-    candidates = [
-        name
+    lists = {
+        name: [value if isinstance(value, list) else [] for value in column]
         for name, column in values.items()
-        if any(isinstance(value, list) for value in column)
-        and _seem_labels([value if isinstance(value, list) else [] for value in column])
-    ]
-    usual = [name for name in candidates if name.strip().lower() in LABEL_NAMES]
-    return next(iter(usual or candidates), None)
+    }
+    candidates = [name for name, rows in lists.items() if any(rows) and _seem_labels(rows)]
+    return min(candidates, key=lambda name: not _is_usual(name), default=None)
 
 
 def _separated_column(values: Mapping[str, Sequence[Any]]) -> tuple[str, str] | None:
@@ -285,12 +275,12 @@ def _separated_column(values: Mapping[str, Sequence[Any]]) -> tuple[str, str] | 
 
 def _answer_columns(values: Mapping[str, Sequence[Any]]) -> list[str]:
     """The columns of 0 and 1, if there are several."""
-    binary = [name for name, column in values.items() if set(map(_plain, column)) == {"0", "1"}]
+
+    def plain(value: Any) -> str:
+        return str(int(value)) if value in (0, 1) else str(value)
+
+    binary = [name for name, column in values.items() if set(map(plain, column)) == {"0", "1"}]
     return binary if len(binary) > 1 else []
-
-
-def _plain(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) or value in (0.0, 1.0) else str(value)
 
 
 def _seem_labels(rows: Sequence[Sequence[Any]]) -> bool:
@@ -300,4 +290,4 @@ def _seem_labels(rows: Sequence[Sequence[Any]]) -> bool:
     counts = Counter(label for row in rows for label in row)
     sizes = {len(row) for row in rows}
     many = counts.total() >= 2 * len(counts)
-    return 2 <= len(counts) <= MAX_LABELS and many and len(sizes) > 1 and max(sizes) > 1
+    return 2 <= len(counts) <= MAX_CLASSES and many and len(sizes) > 1 and max(sizes) > 1

@@ -97,8 +97,7 @@ def output_names(config: Any) -> tuple[str, ...]:
 def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, ...] | None:
     """Which output of a model belongs to each label of a task; None: the same order.
 
-    Names that differ in blanks or case only are one. `task` is its name, for the error; `names`
-    are those of its labels, none for regression.
+    Names that differ in blanks or case only are one; regression has none.
 
     Raises:
         ValueError: the model has another number of outputs, or other names for them that do not
@@ -141,11 +140,7 @@ def taken_in_order(config: Any, names: Sequence[str]) -> str:
 
 
 def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
-    """Refuse labels whose order is not that of a model's outputs, which have other names.
-
-    Raises:
-        ValueError: both have a name, at another place; or numbers are names of one of them.
-    """
+    """Raise `ValueError` unless the outputs of a model may be labels under other names."""
     numbers = {spelled_alike(name): index for name, index in label2id.items()}
     moved = [name for i, name in enumerate(names) if numbers.get(spelled_alike(name), i) != i]
     outputs = sorted(label2id, key=lambda name: label2id[name])

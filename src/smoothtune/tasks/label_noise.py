@@ -19,9 +19,6 @@ def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
         share: of the training rows, in [0, 1]; rounded to whole rows.
         seed: of the choice of rows and of their new labels; a smaller share is a part of a larger.
 
-    Returns:
-        The same with other labels, counts and fingerprint.
-
     Raises:
         DataError: the labels are no classes of rows.
     """

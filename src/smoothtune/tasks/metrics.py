@@ -68,10 +68,7 @@ def correlations(
 ) -> dict[str, float]:
     """Correlations of scores; with a constant, or of fewer than two rows, they count as 0.
 
-    Of predictions (N, 1) with labels (N,), under the names of `CORRELATIONS`.
-
-    Raises:
-        ValueError: there are no rows, the shapes differ, or a prediction is not finite.
+    Of predictions (N, 1) with labels (N,). Raises ValueError as `class_scores`.
     """
     gold = np.asarray(labels)
     predicted = _checked(predictions, (len(gold), 1))[:, 0]
@@ -89,12 +86,9 @@ def correlations(
 def label_scores(names: Sequence[str], logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     """Metrics of the labels whose probability is above 0.5, and of the probabilities.
 
-    From logits and gold (N, L), 0 or 1, the `LABEL_METRICS` of these names; `brier`, the mean of
+    From logits and gold (N, L), 0 or 1: the `LABEL_METRICS` of these names; `brier`, the mean of
     (p - y)^2 over rows and labels, 0 to 1; and `nll`, the mean binary cross entropy in nats, from
-    0, which is the loss of the training.
-
-    Raises:
-        ValueError: there are no rows, the shapes differ, or a logit is not finite.
+    0, which is the loss of the training. Raises ValueError as `class_scores`.
     """
     scores = _checked(logits, gold.shape)
     values = {name: float(LABEL_METRICS[name](gold, scores > 0)) for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -15,10 +15,10 @@ from transformers import AutoModelForSequenceClassification
 from smoothtune.data.arrow import stored_column
 from smoothtune.data.label_types import LabelType
 from smoothtune.data.missing import RequiredColumns
+from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Head
-from smoothtune.tasks.label_sets import label_sets, set_names, yes_or_no
-from smoothtune.tasks.labels import holds_labels_of
+from smoothtune.tasks.labels import FORMS, LabelColumn
 from smoothtune.tasks.metrics import (
     LABEL_METRICS,
     average_precision,
@@ -66,30 +66,31 @@ class SetReader(TextReader):
                 "label_columns names columns of 0 and 1: leave label_separator and merge_labels out"
             )
 
+    def _labels(self, split: Dataset) -> LabelColumn:
+        return replace(super()._labels(split), separator=self.task.label_separator)
+
     def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         """Names of the labels that a row of the split has."""
-        column, separator = self.task.label_column, self.task.label_separator
-        return set_names(train, column, separator, where, merge=self.task.merge_labels)
-
-    def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
-        """Whether every label is one of a model's, by name or by number."""
-        column, separator = self.task.label_column, self.task.label_separator
-        return holds_labels_of(split, column, names, separator, merge=self.task.merge_labels)
+        column, labels = f"{where}, column {self.task.label_column!r}", self._labels(train)
+        if not any(isinstance(row, list) for row in labels.lists()):
+            raise DataError(f"{column}: holds no lists of labels; {FORMS}")
+        names = labels.names_in_lists(where)
+        if len(names) == 1:
+            raise DataError(
+                f"{column}: every label is {names[0]!r}; for one question, yes or no, use "
+                "text-classification"
+            )
+        return names
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N, L) float32, 0 or 1."""
-        task, problems = self.task, self._input_problems(split)
-        if task.label_columns:
-            labels, wrong = yes_or_no(split, task.label_columns)
-        else:
-            labels, wrong = label_sets(
-                split,
-                task.label_column,
-                task.label_separator,
-                task.known_label_names,
-                merge=task.merge_labels,
-            )
-        return labels, problems + wrong
+        problems = self._input_problems(split)
+        if not self.task.label_columns:
+            labels, wrong = self._labels(split).sets(self.task.known_label_names)
+            return labels, problems + wrong
+        answers = [LabelColumn(split, column).answers() for column in self.task.label_columns]
+        problems += [problem for _, wrong in answers for problem in wrong]
+        return np.column_stack([labels for labels, _ in answers]), problems
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Number of rows with each label, and of those with none."""
@@ -137,12 +138,9 @@ class LabelsScorer(Scorer):
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[Any]:
         """The names of the predicted labels, as a list, or as a text where labels are texts."""
-        names, separator = self.task.known_label_names, self.task.label_separator
-        label_lists = [
-            [name for name, logit in zip(names, row, strict=True) if logit > 0]
-            for row in predictions
-        ]
-        return label_lists if separator is None else [separator.join(each) for each in label_lists]
+        names, separator = np.array(self.task.known_label_names), self.task.label_separator
+        label_lists = [names[row > 0].tolist() for row in predictions]
+        return label_lists if separator is None else list(map(separator.join, label_lists))
 
     def statistic_names(self) -> list[str]:
         """The labels, then the logits."""

@@ -14,6 +14,7 @@ from datasets import Sequence as ListOf
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedTokenizerBase
 
+from smoothtune.data.arrow import numbers
 from smoothtune.data.batches import Collator
 from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, encode_texts
@@ -29,8 +30,7 @@ from smoothtune.tasks.text_classification import ClassHead, ClassScorer, class_c
 class ChoiceReader(Reader):
     """A row holds a sequence for every choice, (C, T).
 
-    A sequence is the pair (context, choice), or (context, start + " " + choice) where there are
-    two text columns.
+    Each is the pair (context, choice), or (context, start + " " + choice) with two text columns.
     """
 
     input_columns = ("contexts", "choices")
@@ -78,9 +78,12 @@ class ChoiceReader(Reader):
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,) int64 indices of the correct choices."""
         problems, labels = self._input_problems(split), split[self.task.label_column][:]
-        numbers = [_number(label) for label in labels]
-        unknown = (_number_problem(number, self.task.num_labels) for number in numbers)
-        problems += rows_with_problems(split, self.task.label_column, labels, unknown)
+        numbers, count = list(map(_number, labels)), self.task.num_labels
+        unknown = (
+            f"is not the number or the letter of one of {count} choices (0 and A are the first)"
+        )
+        wrong = ("" if 0 <= number < count else unknown for number in numbers)
+        problems += rows_with_problems(split, self.task.label_column, labels, wrong)
         return np.array([] if problems else numbers, np.int64), problems
 
     def _choices(self, split: Dataset) -> list[list[Any]]:
@@ -93,35 +96,28 @@ class ChoiceReader(Reader):
         rows = raw.select_columns([*self.task.text_columns, *self.task.choice_columns])
         rows = rows.select(indices, keep_in_memory=True)
         choices = self._choices(rows)
-        if len(self.task.text_columns) == 2:
-            starts = rows[self.task.text_columns[1]][:]
-            choices = [
-                [f"{start} {choice}" for choice in each]
-                for start, each in zip(starts, choices, strict=True)
-            ]
-        labeled = {} if labels is None else {"labels": (Value("int64"), labels[indices])}
+        for column in self.task.text_columns[1:]:  # the beginning of every choice
+            pairs = zip(rows[column][:], choices, strict=True)
+            choices = [[f"{start} {choice}" for choice in each] for start, each in pairs]
         return typed_columns(
             contexts=(Value("string"), rows[self.task.text_columns[0]][:]),
             choices=(ListOf(Value("string")), choices),
-            **labeled,
+            **({} if labels is None else {"labels": (Value("int64"), labels[indices])}),
             example_id=(Value("int64"), indices),
         )
 
-    def encoder(
-        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-    ) -> Encoder:
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Encoder:
         """The tokenizer's columns hold lists of C lists; `length` is that of the longest."""
         count = self.task.num_labels
         return Encoder(
             lambda batch: _encode(batch, tokenizer, max_seq_length, count),
             f"choices {max_seq_length}",
             MIN_CACHED_ROWS // count,
-            ["contexts", "choices"],
         )
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Number of rows in which each choice is correct."""
-        return class_counts(rows, self.task.known_label_names)
+        return class_counts(numbers(rows, "labels"), self.task.known_label_names)
 
 
 @dataclass(frozen=True)
@@ -207,12 +203,6 @@ def _number(label: Any) -> int:
         return ord(label.upper()) - ord("A")
     number = whole_number(label)
     return -1 if number is None else number
-
-
-def _number_problem(number: int, count: int) -> str:
-    if 0 <= number < count:
-        return ""
-    return f"is not the number or the letter of one of {count} choices (0 and A are the first)"
 
 
 def _choices_problem(choices: Any, count: int) -> str:

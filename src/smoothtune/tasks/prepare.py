@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.arrow import numbers
-from smoothtune.data.columns import column_problem, fingerprint
+from smoothtune.data.columns import fingerprint
 from smoothtune.data.locations import source_rows
 from smoothtune.data.missing import left_out_message
 from smoothtune.data.summary import Report, SplitReport, lengths_of
@@ -83,8 +83,7 @@ def prepare(
 def labeled_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
     """The raw splits of a source, and the task with the labels of its train split.
 
-    Raises:
-        DataError: as `prepare`; with what is seen to be wrong in the validation split as well.
+    A `DataError` tells what is seen to be wrong in the validation split as well.
     """
     splits = task.load_splits(source)
     try:
@@ -135,11 +134,7 @@ def _chosen(
 
 
 def checked_splits(source: str | Path, task: Task) -> tuple[Mapping[str, Dataset], Task]:
-    """`labeled_splits`, with the rows checked that a training would use.
-
-    Raises:
-        DataError: as `prepare`.
-    """
+    """`labeled_splits`, with the rows checked that a training would use."""
     chosen = _chosen(source, task)
     used = {split: chosen.splits[split] for split, _ in chosen.rows.values()}
     chosen.task.rows.check(used, str(source))
@@ -193,7 +188,7 @@ def prepare_evaluation(
             train = sampled(np.arange(len(splits["train"])), max_train_samples, seed)
             rows = {"train": ("train", train)} | rows
     else:
-        if _is_labeled_as(splits[name], task, model_labels):
+        if task.label_names is None and task.rows.labels_are_of(splits[name], model_labels):
             task = replace(task, label_names=tuple(model_labels))
         task = task.with_labels(splits[name], str(source), name)
     chosen = _Chosen(source, splits, task, rows)
@@ -228,17 +223,11 @@ def _prepared(
     for role, examples in chosen.examples().items():
         split = chosen.rows[role][0]
         raw, where = chosen.splits[split], f"{chosen.source}, split {split!r}"
-        contents.append(fingerprint(examples))
-        rows = tokenized[role] = tokenized_examples(
-            examples,
-            chosen.task,
-            tokenizer,
-            max_seq_length,
-            contents[-1],
-            vocab_size,
-            where,
-            num_proc,
+        rows, content = tokenized_examples(
+            examples, chosen.task, tokenizer, max_seq_length, vocab_size, where, num_proc
         )
+        tokenized[role] = rows
+        contents.append(content)
         reports[role] = SplitReport(
             rows=len(examples),
             source_rows=len(raw),
@@ -265,23 +254,16 @@ def tokenized_examples(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
-    content: str,
     vocab_size: int | None,
     where: str,
     num_proc: int | None = None,
-) -> Dataset:
-    """The rows of examples, their token ids checked."""
+) -> tuple[Dataset, str]:
+    """The rows of examples, their token ids checked, and the fingerprint of the examples."""
+    content = fingerprint(examples)
     try:
         rows = task.rows.tokenize(examples, tokenizer, max_seq_length, content, num_proc)
     except DataError as error:
         raise DataError(f"{where}, {error}") from error
     if vocab_size is not None:
         check_token_ids(rows, vocab_size, where)
-    return rows
-
-
-def _is_labeled_as(split: Dataset, task: Task, names: Sequence[str]) -> bool:
-    """Whether the labels of a task are not known, and those of the rows are some of a model's."""
-    if task.label_names is not None or column_problem(split, task.rows.columns):
-        return False
-    return task.rows.labels_are_of(split, names)
+    return rows, content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,19 +61,6 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _CLASSES_AND_F1 = ("accuracy", "f1")
 
 
-def _like(
-    name: str, preset: Task, hub_id: str, hub_config: str | None, validation_split: str
-) -> Task:
-    """Another data set for the same question, with the same columns and classes."""
-    return replace(
-        preset,
-        name=name,
-        hub_id=hub_id,
-        hub_config=hub_config,
-        validation_split=validation_split,
-    )
-
-
 _GLUE_AND_SQUAD: dict[str, Task] = {
     "cola": _glue("cola", _SENTENCE, ("unacceptable", "acceptable"), ("matthews_correlation",)),
     "sst2": _glue("sst2", _SENTENCE, ("negative", "positive")),
@@ -108,18 +95,25 @@ _ADV_GLUE = {
 }
 """Attacked sentences of GLUE (Wang et al. 2021), to evaluate on: there is no train split."""
 
-TASKS: dict[str, Task] = {
-    **_GLUE_AND_SQUAD,
-    **{
-        name: _like(name, _GLUE_AND_SQUAD[task], "AI-Secure/adv_glue", name, "validation")
-        for name, task in _ADV_GLUE.items()
-    },
-    **{
-        f"anli_r{part}": _like(
-            f"anli_r{part}", _GLUE_AND_SQUAD["mnli"], "facebook/anli", None, f"validation_r{part}"
-        )
-        for part in (1, 2, 3)
-    },
+TASKS: dict[str, Task] = _GLUE_AND_SQUAD | {
+    name: replace(
+        _GLUE_AND_SQUAD[task],
+        name=name,
+        hub_id="AI-Secure/adv_glue",
+        hub_config=name,
+        validation_split="validation",
+    )
+    for name, task in _ADV_GLUE.items()
+}
+TASKS |= {
+    f"anli_r{part}": replace(
+        TASKS["mnli"],
+        name=f"anli_r{part}",
+        hub_id="facebook/anli",
+        hub_config=None,
+        validation_split=f"validation_r{part}",
+    )
+    for part in (1, 2, 3)
 }
 """The nine tasks of GLUE, SQuAD, AdvGLUE, and the three parts of ANLI (Nie et al. 2020)."""
 
@@ -142,33 +136,23 @@ def describe_task(
         **fields: further fields of the type's class, such as `label_column`, `label_names`,
             `choice_columns` or `doc_stride`; None: its default.
 
-    Returns:
-        The task.
-
     Raises:
-        ValueError: the type has no such field, or the columns or labels do not describe a task of
-            this type.
+        ValueError: the type has no such field, or the columns or labels describe no task of it.
     """
     columns = (text_columns,) if isinstance(text_columns, str) else text_columns
-    options = {"text_columns": columns} | fields
-    values = {field: _tuple(value) for field, value in options.items() if value is not None}
+    values = {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in {"text_columns": columns, **fields}.items()
+        if value is not None
+    }
     preset = TASKS.get(name)
-    if preset is not None and not text_columns and task_type in (None, preset.task_type):
-        _check_fields(type(preset), values)
+    if preset is not None and (text_columns or task_type not in (None, preset.task_type)):
+        preset = None
+    cls = TASK_CLASSES[task_type or DEFAULT_TASK_TYPE] if preset is None else type(preset)
+    if unknown := sorted(set(values) - {field.name for field in dataclasses.fields(cls)}):
+        raise ValueError(f"{cls.task_type} has no {', '.join(unknown)}")
+    if preset is not None:
         return replace(preset, **values) if values else preset
-    cls = TASK_CLASSES[task_type or DEFAULT_TASK_TYPE]
-    _check_fields(cls, values)
     task = cls(name, **values)
     task.rows.check_description()
     return task
-
-
-def _check_fields(cls: type[Task], values: Iterable[str]) -> None:
-    unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
-    if unknown:
-        raise ValueError(f"{cls.task_type} has no {', '.join(unknown)}")
-
-
-def _tuple(value: Any) -> Any:
-    """Columns and names as a tuple."""
-    return tuple(value) if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from smoothtune.data.missing import RequiredColumns, missing_labels
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
 from smoothtune.tasks.head import output_names
-from smoothtune.tasks.labels import holds_labels_of
+from smoothtune.tasks.labels import LabelColumn
 
 if TYPE_CHECKING:
     from smoothtune.tasks.base import Task
@@ -82,7 +82,11 @@ class Reader(ABC):
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether the labels of raw rows are some of a model's outputs, by name or by number."""
-        return holds_labels_of(split, self.task.label_column, names, merge=self.task.merge_labels)
+        return not column_problem(split, self.columns) and self._labels(split).are_of(names)
+
+    def _labels(self, split: Dataset) -> LabelColumn:
+        """The labels of a raw split."""
+        return LabelColumn(split, self.task.label_column, self.task.merge_labels)
 
     def gaps(self, raw: Dataset, where: str) -> list[str]:
         """The problems of a raw split that are seen before its labels are known."""
@@ -92,11 +96,7 @@ class Reader(ABC):
         return [f"{where}: {problem}" for problem in problems]
 
     def check_inputs(self, raw: Dataset, where: str) -> None:
-        """Check raw rows whose labels are not read.
-
-        Raises:
-            DataError: lists missing columns, or else wrong texts with their rows.
-        """
+        """Raise `DataError` with missing columns, or else wrong texts; labels are not read."""
         problem = column_problem(raw, self.unlabeled_columns)
         if problems := [problem] if problem else self._input_problems(raw):
             raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
@@ -134,9 +134,7 @@ class Reader(ABC):
         """The examples of the chosen raw rows, in memory; labels are those of `check`, or None."""
 
     @abstractmethod
-    def encoder(
-        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-    ) -> Encoder:
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Encoder:
         """How examples of `select` become rows, see `tokenize`."""
 
     def tokenize(
@@ -165,7 +163,7 @@ class Reader(ABC):
             ModelError: the tokenizer cannot be used for this type of task.
             ValueError: the tokenizer has no separator for the two texts of a pair.
         """
-        encoder = self.encoder(examples, tokenizer, max_seq_length)
+        encoder = self.encoder(tokenizer, max_seq_length)
         return encoded_rows(examples, encoder, tokenizer, content, num_proc)
 
     @abstractmethod

@@ -62,9 +62,7 @@ class Scorer(ABC):
     def confidence(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """(E,) probability of the predicted answer, and (E,) whether it is correct, 0 or 1.
 
-        For types whose predictions are no logits.
-
-        Raises:
-            NotImplementedError: there is no such probability, see `Task.unsupported_parts`.
+        For types whose predictions are no logits; NotImplementedError if there is no such
+        probability, see `Task.unsupported_parts`.
         """
         raise NotImplementedError(f"no calibration of a {self.task.model_noun}")

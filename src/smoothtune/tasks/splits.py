@@ -25,8 +25,7 @@ def choose_rows(
 ) -> tuple[dict[str, tuple[str, np.ndarray]], str]:
     """The split and rows that train and validation use, and a note about the latter.
 
-    Raises:
-        DataError: there is no split to evaluate on, or too few rows to hold some out.
+    A `DataError` tells that there is no split to evaluate on, or too few rows to hold some out.
     """
     train = np.arange(len(splits["train"]))
     name, note = _validation_split(splits, task, source), ""
@@ -61,11 +60,7 @@ def sampled(rows: np.ndarray, count: int | None, seed: int) -> np.ndarray:
 
 
 def evaluation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
-    """The split that a model is evaluated on which was not trained on the source.
-
-    Raises:
-        DataError: there are several splits, and none is known to be the one.
-    """
+    """The split that a model is evaluated on which was not trained on the source."""
     for name in (task.validation_split, "validation", "test"):
         if name in splits:
             return name

@@ -18,7 +18,6 @@ from smoothtune.data.label_names import class_names
 from smoothtune.data.tokenizing import Encoder, text_encoder
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Head, ProblemType, label_config, output_names
-from smoothtune.tasks.labels import class_ids, real_scores
 from smoothtune.tasks.metrics import (
     CLASS_METRICS,
     Measure,
@@ -50,11 +49,9 @@ class TextReader(Reader):
         """Columns text, for pairs text_pair, labels if given, example_id."""
         return select_texts(raw, self.task.text_columns, indices, labels)
 
-    def encoder(
-        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-    ) -> Encoder:
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Encoder:
         """Texts or pairs of texts."""
-        return text_encoder(examples, tokenizer, max_seq_length)
+        return text_encoder(tokenizer, max_seq_length)
 
 
 @dataclass(frozen=True)
@@ -85,25 +82,22 @@ class ClassReader(TextReader):
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,): int64 class ids, or float32 scores."""
-        column, names = self.task.label_column, self.task.known_label_names
-        if names:
-            labels, wrong = class_ids(split, column, names, merge=self.task.merge_labels)
-        else:
-            labels, wrong = real_scores(split, column)
+        names, column = self.task.known_label_names, self._labels(split)
+        labels, wrong = column.class_ids(names) if names else column.scores()
         return labels, self._input_problems(split) + wrong
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """See `class_counts`; minimum, mean and maximum of scores."""
         if self.task.known_label_names:
-            return class_counts(rows, self.task.known_label_names)
+            return class_counts(numbers(rows, "labels"), self.task.known_label_names)
         labels = numbers(rows, "labels")
         counts = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
         return {name: value.item() for name, value in counts.items()}
 
 
-def class_counts(rows: Dataset, names: Sequence[str]) -> dict[str, float]:
-    """Number of rows of every class."""
-    counts = np.bincount(numbers(rows, "labels"), minlength=len(names))
+def class_counts(labels: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Number of labels (N,) of every class."""
+    counts = np.bincount(labels, minlength=len(names))
     return dict(zip(names, counts.tolist(), strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -26,9 +26,9 @@ from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, check_offsets
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Collate, Head
-from smoothtune.tasks.labels import tag_ids, tag_names
 from smoothtune.tasks.reader import Reader
 from smoothtune.tasks.scorer import Scorer
+from smoothtune.tasks.text_classification import class_counts
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _BILOU = str.maketrans("LU", "ES")
@@ -48,48 +48,39 @@ class WordReader(Reader):
 
     def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         """Names of the tags."""
-        return tag_names(train, self.task.label_column, where, merge=self.task.merge_labels)
+        return self._labels(train).names_in_lists(where)
 
     def _check_rows(self, split: Dataset) -> tuple[list[list[Any]], list[str]]:
         """The tags as class ids."""
-        column, words = self.task.label_column, split[self.task.text_columns[0]][:]
-        names = self.task.known_label_names
-        tags, unknown = tag_ids(split, column, names, merge=self.task.merge_labels)
+        column = self.task.label_column
+        tags, unknown = self._labels(split).tag_ids(self.task.known_label_names)
         problems = self._input_problems(split)
         if not problems:
-            wrong = map(_tags_problem, tags, words, unknown)
+            words = split[self.task.text_columns[0]][:]
+            wrong = [
+                problem if len(t) == len(w) else f"has {len(t)} tags for {len(w)} words"
+                for t, w, problem in zip(tags, words, unknown, strict=True)
+            ]
             problems = rows_with_problems(split, column, split[column][:], wrong)
         return tags, problems
 
     def _input_problems(self, split: Dataset) -> list[str]:
-        words = split[self.task.text_columns[0]][:]
-        return rows_with_problems(
-            split, self.task.text_columns[0], words, map(_words_problem, words)
-        )
+        column = self.task.text_columns[0]
+        words = split[column][:]
+        return rows_with_problems(split, column, words, map(_words_problem, words))
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: list[list[int]] | None) -> Dataset:
         """Columns tokens, tags if given, example_id."""
-        words = raw.select_columns(list(self.task.text_columns)).select(
-            indices, keep_in_memory=True
-        )
-        tags = {}
-        if labels is not None:
-            tags["tags"] = (ListOf(Value("int64")), [labels[row] for row in indices])
+        words = raw.select_columns(self.task.text_columns[0]).select(indices, keep_in_memory=True)
+        tokens, numbers = words[self.task.text_columns[0]][:], ListOf(Value("int64"))
         return typed_columns(
-            tokens=(ListOf(Value("string")), words[self.task.text_columns[0]][:]),
-            **tags,
+            tokens=(ListOf(Value("string")), tokens),
+            **({} if labels is None else {"tags": (numbers, [labels[row] for row in indices])}),
             example_id=(Value("int64"), indices),
         )
 
-    def encoder(
-        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-    ) -> Encoder:
-        """Labels are those of tokens; without tags `words` are the numbers of the words instead.
-
-        Raises:
-            ModelError: the tokenizer does not map tokens to words, pads on the left, or treats
-                words after spaces differently.
-        """
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Encoder:
+        """Labels are those of tokens; without tags `words` are the numbers of the words instead."""
         check_offsets(tokenizer, self.task.task_type)
         if _depends_on_spaces(json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]):
             raise ModelError(
@@ -100,13 +91,11 @@ class WordReader(Reader):
             lambda batch: _encode(batch, tokenizer, max_seq_length),
             f"tags {max_seq_length}",
             MIN_CACHED_ROWS,
-            [column for column in ("tokens", "tags") if column in examples.column_names],
         )
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Number of words with each tag."""
-        counts = np.bincount(_gold_tags(rows), minlength=self.task.num_labels)
-        return dict(zip(self.task.known_label_names, counts.tolist(), strict=True))
+        return class_counts(_gold_tags(rows), self.task.known_label_names)
 
 
 @dataclass(frozen=True)
@@ -144,16 +133,20 @@ class EntityScorer(Scorer):
         return 2
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[list[str | None]]:
-        """The tags of every sentence, from rows without labels; None for words that were cut off.
+        """The tags of every sentence, from rows without labels; None for words without a token.
 
-        A word without a token, such as a control character alone, has None too.
+        Such are words that were cut off, and control characters alone.
         """
-        return [
-            _tags_of_words(predicted, words, count, self.task.known_label_names)
-            for predicted, words, count in zip(
-                predictions, rows["words"][:], rows["num_words"][:], strict=True
-            )
-        ]
+        sentences = []
+        for predicted, words, count in zip(
+            predictions, rows["words"][:], rows["num_words"][:], strict=True
+        ):
+            tags: list[str | None] = [None] * count
+            for tag, word in zip(predicted, words, strict=False):  # predictions are padded
+                if word != IGNORE_INDEX:
+                    tags[word] = self.task.known_label_names[int(tag)]
+            sentences.append(tags)
+        return sentences
 
     def statistic_names(self) -> list[str]:
         """Counts per sentence."""
@@ -231,38 +224,19 @@ def _encode(
         max_length=max_seq_length,
         verbose=False,
     )
+    columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
     counts = [len(tokens) for tokens in batch["tokens"]]
-    tagged = "tags" in batch
-    labels = []
-    for encoding, tags in zip(
-        encoded.encodings, batch["tags"] if tagged else map(range, counts), strict=True
-    ):
+    labels, numbers = [], batch["tags"] if "tags" in batch else map(range, counts)
+    for encoding, tags in zip(encoded.encodings, numbers, strict=True):
         words = encoding.word_ids
-        before = [None, *words[:-1]]
+        pairs = zip(words, [None, *words[:-1]], strict=True)
         labels.append(
-            [
-                IGNORE_INDEX if word is None or word == last else tags[word]
-                for word, last in zip(words, before, strict=True)
-            ]
+            [IGNORE_INDEX if word in (None, last) else tags[word] for word, last in pairs]
         )
-    inputs = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
-    targets = {"labels": labels} if tagged else {"words": labels, "num_words": counts}
-    return inputs | {
-        **targets,
-        "length": [len(ids) for ids in encoded["input_ids"]],
-        "cut": [bool(encoding.overflowing) for encoding in encoded.encodings],
-    }
-
-
-def _tags_of_words(
-    predicted: np.ndarray, words: Sequence[int], count: int, names: Sequence[str]
-) -> list[str | None]:
-    """(count,) the tag of every word, from the tags of tokens and the word that each begins."""
-    tags: list[str | None] = [None] * count
-    for tag, word in zip(predicted, words, strict=False):  # predictions are padded
-        if word != IGNORE_INDEX:
-            tags[word] = names[int(tag)]
-    return tags
+    columns |= {"labels": labels} if "tags" in batch else {"words": labels, "num_words": counts}
+    columns["length"] = [len(encoding.ids) for encoding in encoded.encodings]
+    columns["cut"] = [bool(encoding.overflowing) for encoding in encoded.encodings]
+    return columns
 
 
 def _depends_on_spaces(part: Any) -> bool:
@@ -273,12 +247,6 @@ def _depends_on_spaces(part: Any) -> bool:
         return False
     depends = part.get("type") == "ByteLevel" and not part["add_prefix_space"]
     return depends or _depends_on_spaces(part.get("pretokenizers"))
-
-
-def _tags_problem(tags: list[int], words: list[str], unknown: str) -> str:
-    if len(tags) != len(words):
-        return f"has {len(tags)} tags for {len(words)} words"
-    return unknown
 
 
 def _words_problem(words: Any) -> str:

@@ -6,7 +6,6 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import fingerprint
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import tokenized_examples
 from smoothtune.tasks.splits import sampled
@@ -25,10 +24,7 @@ def prepare_unlabeled(
     """Load, check, subsample and tokenize the train split of a source; labels are not read.
 
     At most `max_samples` rows are drawn at random with `seed`; see `prepare` for the arguments and
-    `unlabeled_rows` for the result.
-
-    Raises:
-        DataError: the source cannot be read, lacks a text column, or has rows without text.
+    errors, and `unlabeled_rows` for the result.
     """
     raw = task.load_splits(source, labeled=False)["train"]
     rows = sampled(np.arange(len(raw)), max_samples, seed)
@@ -53,22 +49,17 @@ def unlabeled_rows(
     max_seq_length: int = 128,
     vocab_size: int | None = None,
 ) -> tuple[Dataset, str]:
-    """Check and tokenize raw rows; labels are not read.
+    """Check and tokenize raw rows, those of the numbers `rows` (E,) or all; labels are not read.
 
-    Of the `rows` (E,) with these numbers; None: of all. The task's labels are known, see
-    `Task.with_model_labels`; text classification needs none. `where` begins errors.
+    The task's labels are known, see `Task.with_model_labels`; text classification needs none.
 
     Returns:
         Rows as of `Reader.tokenize`, and the sha256, in hex, of the inputs used.
 
     Raises:
-        DataError: a column is missing, or a row cannot be used.
+        DataError: a column is missing, or a row cannot be used; `where` begins the message.
     """
     task.rows.check_inputs(raw, where)
     inputs = raw.select_columns(list(task.rows.unlabeled_columns))
     examples = task.rows.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
-    content = fingerprint(examples)
-    tokens = tokenized_examples(
-        examples, task, tokenizer, max_seq_length, content, vocab_size, where
-    )
-    return tokens, content
+    return tokenized_examples(examples, task, tokenizer, max_seq_length, vocab_size, where)

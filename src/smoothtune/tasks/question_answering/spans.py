@@ -85,14 +85,9 @@ def best_spans(
     n_best_size: int,
     max_answer_length: int,
 ) -> np.ndarray:
-    """The best span of every window, see `best_token_spans`.
+    """The best span of every window, see `best_token_spans`, from logits (N, T).
 
-    Args:
-        start_logits: (N, T).
-        end_logits: (N, T).
-        windows: columns context_start, offset_start, offset_end and cls_index.
-        n_best_size: as of `best_token_spans`.
-        max_answer_length: as of `best_token_spans`.
+    `windows` has the columns context_start, offset_start, offset_end and cls_index.
 
     Returns:
         (N, 6): the span's first character and the one after its last, its score, -inf where there

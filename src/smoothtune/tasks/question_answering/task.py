@@ -80,11 +80,9 @@ class WindowReader(Reader):
             example_id=(Value("int64"), indices),
         )
 
-    def encoder(
-        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-    ) -> Encoder:
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Encoder:
         """Overlapping windows of the contexts, see `window_encoder`."""
-        return window_encoder(examples, tokenizer, max_seq_length, self.task.doc_stride)
+        return window_encoder(tokenizer, max_seq_length, self.task.doc_stride)
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Windows, questions whose answer is in no window, and questions without answer."""
@@ -126,18 +124,19 @@ class SpanHead(Head):
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
         """The best span of every window."""
-        parts = []
-        for start in range(0, len(rows), DECODED_AT_ONCE):
-            part = slice(start, start + DECODED_AT_ONCE)
-            spans = best_spans(
+        starts = range(0, len(rows), DECODED_AT_ONCE)
+        parts = [slice(start, start + DECODED_AT_ONCE) for start in starts]
+        spans = [
+            best_spans(
                 outputs["start_logits"][part],
                 outputs["end_logits"][part],
                 rows[part],
                 n_best_size=self.task.n_best_size,
                 max_answer_length=self.task.max_answer_length,
             )
-            parts.append(spans)
-        return np.concatenate(parts)
+            for part in parts
+        ]
+        return np.concatenate(spans)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
@@ -33,7 +32,7 @@ class TokenSpan(NamedTuple):
 
 
 def window_encoder(
-    examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int
+    tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int
 ) -> Encoder:
     """Encodes questions with windows of their contexts, of which two share `doc_stride` tokens.
 
@@ -45,34 +44,16 @@ def window_encoder(
     hundreds; answers and example_id.
 
     Raises:
-        DataError: a question leaves too little room for the context.
+        DataError: when encoding, if a question leaves too little room for the context.
         ModelError: the tokenizer gives no offsets, or pads on the left.
     """
     check_offsets(tokenizer, "question-answering")
-    _check_questions(examples, tokenizer, doc_stride, max_seq_length)
     return Encoder(
         lambda batch: _encode(batch, tokenizer, doc_stride, max_seq_length),
         f"windows, the context in the first {max_seq_length} {doc_stride}",
         MIN_CACHED_QUESTIONS,
         arrow=True,
     )
-
-
-def _check_questions(
-    examples: Dataset, tokenizer: PreTrainedTokenizerBase, doc_stride: int, max_seq_length: int
-) -> None:
-    """Check that every question leaves the context more than doc_stride tokens."""
-    room = max_seq_length - doc_stride - tokenizer.num_special_tokens_to_add(pair=True)
-    questions = examples["question"][:]
-    # A token has at least one byte, so most questions need not be tokenized to be short enough.
-    for row in (i for i, text in enumerate(questions) if len(text.encode()) >= room - 1):
-        ids = tokenizer(questions[row].lstrip(), add_special_tokens=False, verbose=False)
-        if len(ids["input_ids"]) >= room:
-            raise DataError(
-                f"row {examples['example_id'][row]}: the question has {len(ids['input_ids'])} "
-                f"tokens, so windows of max_seq_length {max_seq_length} leave the context no more "
-                f"than doc_stride {doc_stride}; raise max_seq_length or lower doc_stride"
-            )
 
 
 def _encode(
@@ -126,8 +107,16 @@ def _windows(
     contexts = list(dict.fromkeys(columns["context"]))
     backend.no_padding()
     backend.no_truncation()
-    questions = [question.lstrip() for question in columns["question"]]
+    questions = [text.lstrip() for text in columns["question"]]
     encoded = backend.encode_batch(questions, add_special_tokens=False)
+    room = length - doc_stride - tokenizer.num_special_tokens_to_add(pair=True)
+    for row, question in zip(columns["example_id"], encoded, strict=True):
+        if len(question.ids) >= room:
+            raise DataError(
+                f"row {row}: the question has {len(question.ids)} tokens, so windows of "
+                f"max_seq_length {length} leave the context no more than doc_stride {doc_stride}; "
+                "raise max_seq_length or lower doc_stride"
+            )
     # As second texts of pairs, so that all windows get the right token types.
     seconds = [("", context) for context in contexts]
     tokens = backend.encode_batch(seconds, add_special_tokens=False)
@@ -178,9 +167,6 @@ def locate(
         ends: (n,) the character after the last one of each token.
         at_start: whether the window begins where the context does.
         at_end: whether it ends where the context does.
-
-    Returns:
-        Token numbers, from 0 at the first token of the context.
 
     >>> locate("ow", 3, np.array([0, 2, 5]), np.array([1, 5, 6]))  # inside "low"
     TokenSpan(start=1, end=1, is_complete=True)
