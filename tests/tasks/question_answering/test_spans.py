@@ -6,7 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from smoothtune.tasks.question_answering.spans import best_token_spans
+from smoothtune.tasks.question_answering.spans import (
+    END,
+    LOG_PROBABILITY,
+    SCORE,
+    START,
+    best_spans,
+)
+
+
+def windows(first: np.ndarray, count: np.ndarray) -> dict:
+    """Windows with a context of so many tokens, each of one character with the token's number."""
+    tokens = [np.arange(a, a + n) for a, n in zip(first, count, strict=True)]
+    ends = [numbers + 1 for numbers in tokens]
+    cls_index = np.zeros(len(first), int)
+    columns = {"context_start": first, "offset_start": tokens, "offset_end": ends}
+    return columns | {"cls_index": cls_index}
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6))
@@ -17,11 +32,10 @@ def test_spans_are_those_of_a_search_through_all_pairs(seed, n_best_size, max_an
     first, count = np.array([3, 2, 4]), np.array([6, 8, 1])
     positions = np.arange(10)
     context = (positions >= first[:, None]) & (positions < (first + count)[:, None])
-    found = best_token_spans(
+    found = best_spans(
         starts,
         ends,
-        context,
-        np.zeros(3, int),
+        windows(first, count),
         n_best_size=n_best_size,
         max_answer_length=max_answer_length,
     )
@@ -35,25 +49,23 @@ def test_spans_are_those_of_a_search_through_all_pairs(seed, n_best_size, max_an
             for e in best_ends
             if s <= e < s + max_answer_length
         ]
-        assert np.isfinite(found.score[row]) == bool(pairs)
+        assert np.isfinite(found[row, SCORE]) == bool(pairs)
         if pairs:
             score, start, end = max(pairs)
-            assert (found.start[row], found.end[row]) == (start, end)
-            np.testing.assert_allclose(found.score[row], score)
+            assert (found[row, START], found[row, END]) == (start, end + 1)
+            np.testing.assert_allclose(found[row, SCORE], score)
 
 
 def test_probability_is_over_the_context_and_no_answer():
     starts, ends = np.array([[1.0, 9.0, 2.0, 0.5]]), np.array([[0.0, 9.0, 1.0, 3.0]])
-    context = np.array([[False, False, True, True]])
-    found = best_token_spans(starts, ends, context, np.array([0]))
+    (found,) = best_spans(starts, ends, windows(np.array([2]), np.array([2])))
     expected = softmax([1.0, 2.0, 0.5])[1] * softmax([0.0, 1.0, 3.0])[2]
-    assert (found.start[0], found.end[0]) == (2, 3)
-    assert np.exp(found.log_probability[0]) == pytest.approx(expected)
+    assert (found[START], found[END]) == (2, 4)
+    assert np.exp(found[LOG_PROBABILITY]) == pytest.approx(expected)
 
 
 def test_a_logit_that_is_not_finite_is_refused():
     starts = np.zeros((2, 4))
     starts[1, 2] = np.nan
-    context = np.ones((2, 4), bool)
     with pytest.raises(ValueError, match="row 1 is not finite"):
-        best_token_spans(starts, np.zeros((2, 4)), context, np.zeros(2, int))
+        best_spans(starts, np.zeros((2, 4)), windows(np.zeros(2, int), np.full(2, 4)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
@@ -12,44 +12,37 @@ START, END, SCORE, NULL, LOG_PROBABILITY, NO_ANSWER = range(6)
 """Columns of `best_spans`."""
 
 
-class TokenSpans(NamedTuple):
-    """The best spans of N windows, each an array (N,)."""
-
-    start: np.ndarray
-    """First token."""
-    end: np.ndarray
-    """Last token."""
-    score: np.ndarray
-    """Sum of both logits; -inf where there is no span."""
-    log_probability: np.ndarray
-    """Of start and end, each a distribution over the context and the no-answer token."""
-    no_answer: np.ndarray
-    """The same of start and end at the no-answer token."""
-
-
-def best_token_spans(
+def best_spans(
     start_logits: np.ndarray,
     end_logits: np.ndarray,
-    context: np.ndarray,
-    cls_index: np.ndarray,
+    windows: Mapping[str, Any],
     *,
     n_best_size: int = 20,
     max_answer_length: int = 30,
-) -> TokenSpans:
+) -> np.ndarray:
     """The span of highest score in each window, among all pairs of the best starts and best ends.
 
     Args:
         start_logits: (N, T).
         end_logits: (N, T).
-        context: (N, T) True on tokens of the context.
-        cls_index: (N,) position of the no-answer token.
+        windows: columns context_start, offset_start, offset_end and cls_index.
         n_best_size: number of best starts, and of best ends, that are combined.
         max_answer_length: longest span in tokens.
+
+    Returns:
+        (N, 6): the span's first character and the one after its last; its score, the sum of both
+        logits, -inf where there is none; the score of no answer; and the log-probabilities of the
+        span and of no answer, start and end each a distribution over the context and the no-answer
+        token.
 
     Raises:
         ValueError: a logit on the context is not finite.
     """
-    rows = np.arange(len(context))
+    first, cls_index = np.asarray(windows["context_start"]), np.asarray(windows["cls_index"])
+    count = np.array([len(offsets) for offsets in windows["offset_start"]])
+    positions, rows = np.arange(start_logits.shape[1]), np.arange(len(first))
+    context = (positions >= first[:, None]) & (positions < (first + count)[:, None])
+    # the best starts and ends
     choices, log_probabilities, logits, no_answer = [], [], [], np.zeros(len(context))
     for values in (start_logits, end_logits):
         values = np.asarray(values, np.float64)
@@ -62,59 +55,21 @@ def best_token_spans(
         shares = log_softmax(inside, axis=1)
         log_probabilities.append(np.take_along_axis(shares, choices[-1], axis=1))
         no_answer += shares[rows, cls_index]
-    start, end = choices[0][:, :, None], choices[1][:, None, :]
-    valid = (start <= end) & (end - start < max_answer_length)
+    # the best pair
+    starts, ends = choices[0][:, :, None], choices[1][:, None, :]
+    valid = (starts <= ends) & (ends - starts < max_answer_length)
     scores = np.where(valid, logits[0][:, :, None] + logits[1][:, None, :], -np.inf)
     scores = scores.reshape(len(context), -1)
     best = scores.argmax(axis=1)
-    first, last = np.divmod(best, choices[1].shape[1])
-    return TokenSpans(
-        choices[0][rows, first],
-        choices[1][rows, last],
-        scores[rows, best],
-        log_probabilities[0][rows, first] + log_probabilities[1][rows, last],
-        no_answer,
-    )
-
-
-def best_spans(
-    start_logits: np.ndarray,
-    end_logits: np.ndarray,
-    windows: Mapping[str, Any],
-    *,
-    n_best_size: int,
-    max_answer_length: int,
-) -> np.ndarray:
-    """The best span of every window, see `best_token_spans`, from logits (N, T).
-
-    `windows` has the columns context_start, offset_start, offset_end and cls_index.
-
-    Returns:
-        (N, 6): the span's first character and the one after its last, its score, -inf where there
-        is none, the no-answer score, and the log-probabilities of the span and of no answer.
-    """
-    first = np.asarray(windows["context_start"])
-    count = np.array([len(offsets) for offsets in windows["offset_start"]])
-    positions = np.arange(start_logits.shape[1])
-    context = (positions >= first[:, None]) & (positions < (first + count)[:, None])
-    cls_index, rows = np.asarray(windows["cls_index"]), np.arange(len(first))
-    spans = best_token_spans(
-        start_logits,
-        end_logits,
-        context,
-        cls_index,
-        n_best_size=n_best_size,
-        max_answer_length=max_answer_length,
-    )
-    begins, ends = windows["offset_start"], windows["offset_end"]
+    score, (start, end) = scores[rows, best], np.divmod(best, choices[1].shape[1])
+    log_probability = log_probabilities[0][rows, start] + log_probabilities[1][rows, end]
+    tokens = zip(choices[0][rows, start] - first, choices[1][rows, end] - first, strict=True)
     characters = [
-        (begins[row][start], ends[row][end]) if fits else (0, 0)
-        for row, start, end, fits in zip(
-            rows, spans.start - first, spans.end - first, np.isfinite(spans.score), strict=True
-        )
+        (windows["offset_start"][row][i], windows["offset_end"][row][j]) if fits else (0, 0)
+        for row, ((i, j), fits) in enumerate(zip(tokens, np.isfinite(score), strict=True))
     ]
     null = start_logits[rows, cls_index].astype(np.float64) + end_logits[rows, cls_index]
-    return np.column_stack([characters, spans.score, null, spans.log_probability, spans.no_answer])
+    return np.column_stack([characters, score, null, log_probability, no_answer])
 
 
 def best_windows(
