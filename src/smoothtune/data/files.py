@@ -169,8 +169,6 @@ def only_data_errors(what: str) -> Iterator[None]:
         yield
     except (MemoryError, DataError, OutputError):
         raise
-    except StopIteration as error:
-        raise DataError(f"{what}: it has no rows") from error
     except Exception as error:  # a parser that is fed damage raises anything
         raise DataError(f"{what}: {_reason(error)}") from error
 

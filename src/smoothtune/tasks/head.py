@@ -105,8 +105,8 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
     """
     count, label2id = len(names) or 1, config.label2id or {}
     if config.num_labels != count:
-        outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
-        hint = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
+        known, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
+        hint = f" (the outputs are {known}, the labels {labels})" if names and known else ""
         raise ValueError(
             f"has {config.num_labels} outputs, but task {task!r} needs {count}{hint}: take rows "
             "whose labels it knows"
@@ -116,7 +116,15 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
         if len(numbers) == len(label2id) and set(numbers) == set(map(spelled, names)):
             order = tuple(numbers[spelled(name)] for name in names)
             return None if order == tuple(range(count)) else order
-    _refuse_other_names(label2id, names)
+    # the outputs may be the labels under other names, unless some stand at another place
+    moved = [name for i, name in enumerate(names) if numbers.get(spelled_alike(name), i) != i]
+    outputs = sorted(label2id, key=lambda name: label2id[name])
+    if moved or (names and not (is_numbered(names) and is_numbered(outputs))):
+        raise ValueError(
+            f"has the outputs {', '.join(outputs[:20])}, and the labels are "
+            f"{', '.join(names[:20])}: write the labels with the names of the outputs, or "
+            "as their numbers from 0"
+        )
     return None
 
 
@@ -137,16 +145,3 @@ def taken_in_order(config: Any, names: Sequence[str]) -> str:
         f"{', '.join(islice(pairs, 20))}. If that is wrong, write the labels as the numbers of the "
         "outputs from 0, or name the outputs in config.json (id2label)"
     )
-
-
-def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
-    """Raise `ValueError` unless the outputs of a model may be labels under other names."""
-    numbers = {spelled_alike(name): index for name, index in label2id.items()}
-    moved = [name for i, name in enumerate(names) if numbers.get(spelled_alike(name), i) != i]
-    outputs = sorted(label2id, key=lambda name: label2id[name])
-    if moved or (names and not (is_numbered(names) and is_numbered(outputs))):
-        raise ValueError(
-            f"has the outputs {', '.join(outputs[:20])}, and the labels are "
-            f"{', '.join(names[:20])}: write the labels with the names of the outputs, or "
-            "as their numbers from 0"
-        )

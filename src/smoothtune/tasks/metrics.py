@@ -108,12 +108,6 @@ def _checked(predictions: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
     return predicted
 
 
-def majority(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """(N, C) logits that predict the most frequent class for all rows."""
-    most = np.bincount(labels, minlength=num_classes).argmax()
-    return np.tile(np.eye(num_classes)[most], (len(labels), 1))
-
-
 def best_label_set(name: str, gold: np.ndarray) -> float:
     """The metric of the best set of labels that is predicted for every row.
 

@@ -1,7 +1,7 @@
 """Load a source, check and subsample it, and tokenize its splits."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,7 +103,7 @@ class _Chosen:
     """The rows of a source that train and validation use."""
 
     source: str | Path
-    splits: Mapping[str, Dataset]
+    splits: dict[str, Dataset]
     task: Task
     rows: dict[str, tuple[str, np.ndarray]]
     """By role, the split of the source and the numbers of its rows."""
@@ -133,7 +133,7 @@ def _chosen(
     return _Chosen(source, splits, task, rows, note)
 
 
-def checked_splits(source: str | Path, task: Task) -> tuple[Mapping[str, Dataset], Task]:
+def checked_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
     """`labeled_splits`, with the rows checked that a training would use."""
     chosen = _chosen(source, task)
     used = {split: chosen.splits[split] for split, _ in chosen.rows.values()}

@@ -23,7 +23,6 @@ from smoothtune.tasks.metrics import (
     Measure,
     class_scores,
     correlations,
-    majority,
     roc_auc,
 )
 from smoothtune.tasks.reader import Reader
@@ -144,11 +143,7 @@ class ClassScorer(Scorer):
     losses: ClassVar[tuple[str, ...]] = ("brier", "nll")
     measures: ClassVar[Mapping[str, Measure]] = CLASS_METRICS
     """Metrics of the most likely classes, by name."""
-
-    @property
-    def num_label_statistics(self) -> int:
-        """The label."""
-        return 1
+    num_label_statistics = 1
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[Any]:
         """The name of the most likely class."""
@@ -178,8 +173,9 @@ class ClassScorer(Scorer):
 
     def baseline(self, rows: Dataset) -> float:
         """Main metric of the most frequent class."""
-        constant = majority(np.asarray(rows["labels"][:]), self.task.num_labels)
-        return self.score(constant, rows)[self.task.main_metric]
+        counts = np.bincount(numbers(rows, "labels"), minlength=self.task.num_labels)
+        logits = np.tile(np.arange(len(counts)) == counts.argmax(), (len(rows), 1))
+        return self.score(logits, rows)[self.task.main_metric]
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,7 @@ class TagHead(Head):
 class EntityScorer(Scorer):
     """The statistics of a sentence are counts of words and entities; cut words are not scored."""
 
-    @property
-    def num_label_statistics(self) -> int:
-        """The number of words, and of entities."""
-        return 2
+    num_label_statistics = 2
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[list[str | None]]:
         """The tags of every sentence, from rows without labels; None for words without a token.
@@ -226,7 +223,7 @@ def _encode(
     )
     columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
     counts = [len(tokens) for tokens in batch["tokens"]]
-    labels, numbers = [], batch["tags"] if "tags" in batch else map(range, counts)
+    labels, numbers = [], batch["tags"] if "tags" in batch else list(map(range, counts))
     for encoding, tags in zip(encoded.encodings, numbers, strict=True):
         words = encoding.word_ids
         pairs = zip(words, [None, *words[:-1]], strict=True)

@@ -143,12 +143,9 @@ class SpanHead(Head):
 class SpanScorer(Scorer):
     """The statistics of a question are its metrics, shares from 0 to 1."""
 
-    task: QuestionAnswering
+    num_label_statistics = 0
 
-    @property
-    def num_label_statistics(self) -> int:
-        """None."""
-        return 0
+    task: QuestionAnswering
 
     def example_ids(self, rows: Dataset) -> np.ndarray:
         """(E,) questions in the order of their first windows."""
