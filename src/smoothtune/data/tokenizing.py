@@ -142,7 +142,7 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
     if _largest(tokenized.data.column("input_ids")) < vocab_size:
         return
     for ids, row in zip(tokenized["input_ids"], tokenized["example_id"], strict=True):
-        largest = _largest(pa.chunked_array([pa.array(ids)]))
+        largest = _largest(pa.array([ids]))
         if largest >= vocab_size:
             raise DataError(
                 f"{where}, row {row}: token id {largest} is not below the model's vocabulary size "
@@ -151,8 +151,6 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
             )
 
 
-def _largest(ids: pa.ChunkedArray) -> int:
+def _largest(ids: pa.Array | pa.ChunkedArray) -> int:
     """The largest number in nested lists."""
-    while pa.types.is_list(ids.type) or pa.types.is_large_list(ids.type):
-        ids = pa.compute.list_flatten(ids)
-    return pa.compute.max(ids).as_py() or 0
+    return pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py() or 0

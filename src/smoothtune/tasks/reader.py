@@ -90,9 +90,9 @@ class Reader(ABC):
 
     def gaps(self, raw: Dataset, where: str) -> list[str]:
         """The problems of a raw split that are seen before its labels are known."""
-        if problem := column_problem(raw, self.columns):
-            return [f"{where}: {problem}"]
-        problems = [*self._input_problems(raw), *missing_labels(raw, self.required)]
+        problems = [column_problem(raw, self.columns)]
+        if not problems[0]:
+            problems = [*self._input_problems(raw), *missing_labels(raw, self.required)]
         return [f"{where}: {problem}" for problem in problems]
 
     def check_inputs(self, raw: Dataset, where: str) -> None:
