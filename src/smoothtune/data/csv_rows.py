@@ -86,8 +86,12 @@ class _CsvFile:
                 row_lines.append(line)
                 yield line
 
-        quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
-        reader = csv.reader(recorded(), delimiter=self.sep, quoting=quoting, strict=True)
+        reader = csv.reader(
+            recorded(),
+            delimiter=self.sep,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
         while True:
             first = reader.line_num + 1
             row_lines.clear()
