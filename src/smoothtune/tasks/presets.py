@@ -140,7 +140,7 @@ def describe_task(
         ValueError: the type has no such field, or the columns or labels describe no task of it.
     """
     columns = (text_columns,) if isinstance(text_columns, str) else text_columns
-    values = {
+    values: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in {"text_columns": columns, **fields}.items()
         if value is not None
