@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmu
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.data.batches import LengthGroupedSampler
-from smoothtune.data.columns import column_problem, fingerprint
+from smoothtune.data.columns import column_problem
 from smoothtune.data.locations import keep_locations, row_locator
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
@@ -228,6 +228,5 @@ def other_rows(
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = pd.Series(keys).drop_duplicates().index.tolist()
     selected = examples.select(first[: other.max_rows], keep_in_memory=True)
-    content = fingerprint(selected)
-    rows = tokenized_examples(selected, task, tokenizer, max_seq_length, content, vocab_size, where)
+    rows, _ = tokenized_examples(selected, task, tokenizer, max_seq_length, vocab_size, where)
     return rows, len(keys) - len(first)
