@@ -169,7 +169,7 @@ def _before_labels(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
 
 
 def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """(B, M, V) of logits (N, V) every example's label tokens, M at most, and then zeros."""
+    """(B, M, V) logits (N, V) of every example's label tokens, M the largest number, then zeros."""
     keep = target_mask(batch)
     rows, _ = keep.nonzero(as_tuple=True)
     columns = (keep.cumsum(1) - 1)[keep]
