@@ -1,7 +1,5 @@
 """Fine-tune pre-trained language models so that they stay smooth."""
 
-from __future__ import annotations
-
 import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,6 @@
 `make docs` writes it from the methods' and tasks' own files; a test fails while it is stale.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Printed lines, progress bars, and silencing the output of libraries, which are imported then."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What runs are computed on: its name, for times, and what it is slow at."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The errors that users see, and the wording that their messages share."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import signal

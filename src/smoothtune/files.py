@@ -1,7 +1,5 @@
 """Atomic writes, folder locks, checksums, package versions and the cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Peak memory of this process, and glibc settings that keep freed memory between steps."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import platform

@@ -3,8 +3,6 @@
 A record is read as strict JSON: a text is no number, and unknown fields are left out.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The module of a command is imported when the command or its help is requested. H
 (torch, transformers) are imported when the command runs.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`smoothtune cost`: time and memory of a training step with each method."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool

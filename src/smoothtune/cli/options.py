@@ -1,7 +1,5 @@
 """Options of the command line: made from the fields of settings, and those that commands share."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path

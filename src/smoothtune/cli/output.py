@@ -1,7 +1,5 @@
 """Printing and exit codes of the command line."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

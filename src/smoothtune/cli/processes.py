@@ -1,7 +1,5 @@
 """A command in several processes: one tells what is wrong, and all of them end."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

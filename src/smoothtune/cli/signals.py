@@ -3,8 +3,6 @@
 Training and studies, which leave more than that, take the signals over (`smoothtune.run.signals`).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

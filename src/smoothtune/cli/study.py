@@ -1,7 +1,5 @@
 """The commands `study` and `reproduce`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

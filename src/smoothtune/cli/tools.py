@@ -1,7 +1,5 @@
 """The commands `demo`, `methods` and `cost`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any

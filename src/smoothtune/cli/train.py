@@ -1,7 +1,5 @@
 """The commands `train` and `tune`."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, NoReturn

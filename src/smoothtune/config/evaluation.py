@@ -1,7 +1,5 @@
 """Settings of evaluations and predictions, and how the command line is read into them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

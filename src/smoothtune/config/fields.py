@@ -1,7 +1,5 @@
 """Fields and types that settings share; nothing here imports torch, as options are made of them."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from types import UnionType

@@ -1,7 +1,5 @@
 """Checks of a run beyond its fields' types; all but `check_methods` need no torch."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The fields of one run, each with its type and range."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

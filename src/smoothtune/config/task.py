@@ -1,7 +1,5 @@
 """The task of a run or an evaluation."""
 
-from __future__ import annotations
-
 from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.fields import DataFields, SpanFields
 from smoothtune.config.run import RunConfig

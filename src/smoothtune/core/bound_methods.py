@@ -1,7 +1,5 @@
 """Methods on a model and its optimizer: bound to both, called around every update, resumed."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Self

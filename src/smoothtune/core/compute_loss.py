@@ -1,7 +1,5 @@
 """Functions that compute a task loss, as loops and trainers write them, and what they give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self

@@ -1,7 +1,5 @@
 """Losses and weights that are NaN or infinite: how they are noticed, and what is said of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any

@@ -1,7 +1,5 @@
 """Task loss plus the terms of any number of methods: what they do in one update."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple

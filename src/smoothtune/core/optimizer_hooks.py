@@ -1,7 +1,5 @@
 """What an objective needs of an optimizer: a call around every update, and none missed."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Terms, norms and noise are meant per example, and would run over several documen
 models get every document in a row of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

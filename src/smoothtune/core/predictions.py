@@ -1,7 +1,5 @@
 """Predictions of a forward pass, in one shape for all heads."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Of every quantity less is what the papers claim. `smoothtune.evaluation.effect` measures them.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 Quantity = Literal[

@@ -6,8 +6,6 @@ known row by row: perturbed passes then differ from it by the perturbation alone
 not, and for derivatives of the clean pass itself, the rows get a clean pass of their own.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

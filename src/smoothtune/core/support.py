@@ -4,8 +4,6 @@ Methods are grouped by what they do; a method may be of several kinds. Tests com
 pair of kind and environment with a single float32 process; every other pair is in `REFUSED`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

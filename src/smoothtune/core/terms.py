@@ -1,7 +1,5 @@
 """The losses of the methods in one update: which of them act, on which rows, with which draws."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable
 from contextlib import nullcontext

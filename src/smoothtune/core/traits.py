@@ -1,7 +1,5 @@
 """What a method declares of itself, beside its fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Dataclasses that check their fields, and name what is wrong in the words of run files."""
 
-from __future__ import annotations
-
 from functools import wraps
 from typing import Any, TypeVar
 

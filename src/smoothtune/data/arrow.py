@@ -1,7 +1,5 @@
 """Columns of data sets in Arrow's buffers: as numbers and distinct values."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

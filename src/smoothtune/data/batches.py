@@ -1,7 +1,5 @@
 """Batches of tokenized examples: which rows, and how they are padded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

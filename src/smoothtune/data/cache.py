@@ -1,7 +1,5 @@
 """The cache folder of `datasets`, for data sets of the hub and the tokens of large ones."""
 
-from __future__ import annotations
-
 import errno
 import traceback
 from collections.abc import Iterator

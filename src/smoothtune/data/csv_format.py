@@ -1,7 +1,5 @@
 """Separators and encodings of CSV files: whether they fit, and which ones a file seems to have."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

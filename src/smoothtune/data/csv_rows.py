@@ -1,7 +1,5 @@
 """The rows of CSV, TSV and Excel files: every cell a text, every row with its first line."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import re

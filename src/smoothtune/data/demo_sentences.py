@@ -5,8 +5,6 @@ contrasting clauses the main one decides ("although the plot was dull, the actin
 Half of the validation adjectives do not occur in training, and some training labels are wrong.
 """
 
-from __future__ import annotations
-
 import random
 
 ASPECTS = (

@@ -3,8 +3,6 @@
 Nothing that is read is kept: a file is read again each time, so that its rows are those it holds.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The rows of JSON files: one in every line, or all of them in one list."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Names of the classes in a column of labels; labels that are missing, or spelled in two ways."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The type of a label column: what its cells say in CSV, or what the user says of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Where rows stand: in which line of their file, or as which row of a data set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

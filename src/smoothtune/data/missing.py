@@ -1,7 +1,5 @@
 """Rows without a text or a label, which are left out where the user says so."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Characters that are not seen, by which texts differ that look alike."""
 
-from __future__ import annotations
-
 import unicodedata
 
 _IGNORED = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800")

@@ -6,8 +6,6 @@ Reference: Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Network
 (temperature).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What an evaluation fitted to a model's probabilities, beside the model: ``calibration.json``."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

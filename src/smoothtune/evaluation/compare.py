@@ -1,7 +1,5 @@
 """Finished evaluations side by side, with paired tests of their differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

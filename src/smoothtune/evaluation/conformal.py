@@ -11,8 +11,6 @@ Bates: A Gentle Introduction to Conformal Prediction, arXiv 2107.07511, 2021, se
 Lei, Wasserman: Least Ambiguous Set-Valued Classifiers With Bounded Error Levels, JASA 2019.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

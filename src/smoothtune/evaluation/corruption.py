@@ -6,8 +6,6 @@ letters or more. Special tokens are never changed, and rows have no padding yet.
 a decoder that reads the last token tells "a film. " from "a film."
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The main metric against the strength of a disturbance: of texts, tokens or embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from smoothtune.report.curves import (

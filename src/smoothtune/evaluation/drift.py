@@ -4,8 +4,6 @@ Reference: linear CKA of Kornblith, Norouzi, Lee, Hinton: Similarity of Neural N
 Representations Revisited, ICML 2019.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

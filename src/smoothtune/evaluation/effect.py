@@ -10,8 +10,6 @@ References: noise stability: Hua et al., TNNLS 2023; sharpness: Foret et al., IC
 KL under the worst perturbation: Jiang et al., ACL 2020; all as in `smoothtune.methods`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

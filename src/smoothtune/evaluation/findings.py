@@ -1,7 +1,5 @@
 """The findings of an evaluation as sentences: what to do first, then good, fragile, and cost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What must be said of a model whose folder names no task: the options that its data need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from smoothtune.config.evaluation import Prediction, Settings

@@ -1,7 +1,5 @@
 """Bootstrap intervals: how far a metric on a sample may be from that on all examples."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

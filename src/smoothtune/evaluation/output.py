@@ -1,7 +1,5 @@
 """The folder of an evaluation: its files, and what may be added to them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of an evaluation: each takes a loaded model and data and returns numbers and curves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial

@@ -1,7 +1,5 @@
 """Predictions for new rows without labels, written beside what the rows hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fine-tuned model and its predictions for tokenized examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ Forecasting 22, 2007, as a test of calibration in Vaicenavicius et al.: Evaluati
 in classification, AISTATS 2019; here the stated probabilities are kept as they are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """One page about one or several evaluations: HTML to read and send, or Markdown to paste."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

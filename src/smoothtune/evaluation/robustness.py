@@ -7,8 +7,6 @@ eq. 6 with a unit that fits every model); in-manifold noise is that of
 example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal

@@ -1,7 +1,5 @@
 """The file that predictions are written to: CSV, JSON Lines or Parquet."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

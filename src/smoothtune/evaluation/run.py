@@ -1,7 +1,5 @@
 """One evaluation, part by part; a folder keeps the parts that are done."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Settings of an evaluation, completed by what the training run says."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

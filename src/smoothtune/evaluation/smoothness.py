@@ -6,8 +6,6 @@ Reference: Jukic, Snajder, TACL 13 (2025) 264-280, whose penalty this measures; 
 alone and has a bias of O(step^2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model and its data, loaded: what every part of an evaluation measures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

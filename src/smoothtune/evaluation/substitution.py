@@ -10,8 +10,6 @@ Reference: the ranking and the greedy order are those of Jin, Jin, Zhou, Szolovi
 Robust?, AAAI 2020, whose synonyms and checks need models of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

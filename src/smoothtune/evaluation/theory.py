@@ -12,8 +12,6 @@ Lipschitz bounds (Hua et al., NAACL 2021, equations 7 to 10; Jukic, Snajder, TAC
 3.1): near x, ||f(x + d) - f(x)|| <= ||J||_2 ||d|| <= ||J||_F ||d||.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

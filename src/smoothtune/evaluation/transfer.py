@@ -1,7 +1,5 @@
 """Other data sets for the task of a model: read as its task, and used for further training."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 References: sharpness: Foret et al., ICLR 2021; components of a gradient: Yang, Ma, EMNLP 2022.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 

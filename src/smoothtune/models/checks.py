@@ -1,7 +1,5 @@
 """What a model folder of others may say: where its weights are, and what runs when it is loaded."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a head begins with."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Collection, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Load a pre-trained model and its tokenizer for a task, with a seeded new head."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How many tokens a model takes, and rows that are longer."""
 
-from __future__ import annotations
-
 from datasets import Dataset
 from torch import nn
 

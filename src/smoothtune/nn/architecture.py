@@ -1,7 +1,5 @@
 """Finds the embeddings, the blocks, the pre-trained part and the head of a model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, cast

@@ -4,8 +4,6 @@ Autocast is on around a training step, or inside the forward that accelerate has
 frozen weights may be stored in fewer than 32 bits, with or without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

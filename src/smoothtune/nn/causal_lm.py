@@ -12,8 +12,6 @@ A model that adds another loss, as a mixture of experts that of its router, comp
 all logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

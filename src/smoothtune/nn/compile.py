@@ -5,8 +5,6 @@ record stands at the borders of blocks, so each block's `forward` is compiled by
 the block act around it, as in a model that is not compiled, and one graph serves all equal blocks.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -5,8 +5,6 @@ one, without an error: its double backward treats the saved mean and deviation a
 is differentiated again.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Sequence

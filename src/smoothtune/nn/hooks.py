@@ -14,8 +14,6 @@ An encoder-decoder has every point on each side. On both sides together, the T t
 are the encoder's and then the decoder's, so that norms and means run over all of them.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

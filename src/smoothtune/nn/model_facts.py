@@ -4,8 +4,6 @@ All of it comes from the model's class, signature and configuration. A model tha
 counts as unknown: its own loss is used as it is, and methods that would have to know are refused.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Mapping

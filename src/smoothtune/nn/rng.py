@@ -6,8 +6,6 @@ disturb one another, and a resumed run needs no more than the counter of calls. 
 inside `replay(state)` sees the dropout masks it saw before.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Curves as SVG, PDF and PNG, several runs over one another, by matplotlib without a display."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How the runs of a study differ from the protocol that it names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

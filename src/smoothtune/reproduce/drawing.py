@@ -1,7 +1,5 @@
 """Figures with several panels, drawn by matplotlib without a display."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a figure shows, gathered from the records: panels of lines, or of boxes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

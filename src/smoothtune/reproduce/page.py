@@ -1,7 +1,5 @@
 """The page of a reproduction, and the files beside it: LaTeX and CSV of tables, SVG and PDF."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """From a recipe to the page of a paper's table or figure, in one go."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

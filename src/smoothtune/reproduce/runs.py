@@ -1,7 +1,5 @@
 """The finished runs of a study, and the numbers that a layout asks of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What runs have of a figure: for every run the points of its lines, or its score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

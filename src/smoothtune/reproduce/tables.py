@@ -1,7 +1,5 @@
 """Tables in a paper's layout: every cell with the study's number, the printed one and a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a number of a study agrees with a printed one."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

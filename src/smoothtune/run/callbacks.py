@@ -1,7 +1,5 @@
 """Trainer callbacks: progress and logs, and stopping on a signal."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

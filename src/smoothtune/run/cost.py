@@ -1,7 +1,5 @@
 """What a step of a run costs beside one of plain fine-tuning, measured before it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Task, data and model of a run: loaded, checked and printed before the first step."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 

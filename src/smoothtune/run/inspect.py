@@ -1,7 +1,5 @@
 """What a run would do, found out without loading weights: data, methods on the model, steps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card (README.md) of a trained model, from its ``result.json``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

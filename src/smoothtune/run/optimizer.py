@@ -6,8 +6,6 @@ long as with the correction. Zhang et al. (ICLR 2021, arXiv 2006.05987) and Mosb
 train with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

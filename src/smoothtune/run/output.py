@@ -5,8 +5,6 @@ model is written to a hidden folder first and moved in file by file, ``result.js
 with ``result.json`` is complete.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

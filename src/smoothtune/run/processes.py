@@ -4,8 +4,6 @@ The first process, the main one, prints, writes and decides what depends on the 
 compute the same with rows of their own. They must call what waits for others in the same order.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable

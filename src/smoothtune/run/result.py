@@ -1,7 +1,5 @@
 """The content of ``result.json``: what a run was, what it scored and what it cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from datasets import Dataset

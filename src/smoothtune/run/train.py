@@ -1,7 +1,5 @@
 """One training run, from its configuration to a model folder with ``result.json``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

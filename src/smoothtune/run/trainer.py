@@ -1,7 +1,5 @@
 """The trainer of a run, and its evaluation of a split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """A run's configuration as `TrainingArguments` of transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run with its methods beside others, over several seeds: written as a study file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What all methods of a comparison share: task, model, training-set size, other data sets."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A study file: what is compared, on what, and how often; checked down to every single run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What a study's folder says about it: ``study.json``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path

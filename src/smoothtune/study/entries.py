@@ -6,8 +6,6 @@ every: 8}``), or a list of these, which is a composition. A mapping may also hol
 ``name:`` it is a composition. A list in the place of a single value is a grid over it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

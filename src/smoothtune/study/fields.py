@@ -1,7 +1,5 @@
 """The keys of a study file that are not fields of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 

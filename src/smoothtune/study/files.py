@@ -1,7 +1,5 @@
 """Study files and recipes: YAML with ``include`` and ``scales``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a study would do: its runs, about how long they take, and whether they can begin."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from datetime import timedelta

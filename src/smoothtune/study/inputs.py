@@ -1,7 +1,5 @@
 """What the runs of a study read: data, held-out parts of it, and weights, with fingerprints."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ Settings of an entry are compared on a part of the training rows, under every co
 one is then trained with all seeds, and evaluated on the development set once.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

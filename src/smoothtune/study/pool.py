@@ -4,8 +4,6 @@ A server process has imported everything and loaded nothing; every cell is a for
 imports nothing again, starts in the same state as any other, and harms no other when it is killed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """How a paper trained: ``protocol: NAME`` in a study takes from it what the study leaves open."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

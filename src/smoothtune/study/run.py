@@ -1,7 +1,5 @@
 """Run a study: finished cells are kept, missing ones are run, failures are reported."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence

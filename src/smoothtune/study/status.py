@@ -1,7 +1,5 @@
 """What ``--status`` shows, also from another terminal while the study runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

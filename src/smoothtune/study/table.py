@@ -1,7 +1,5 @@
 """What tables and progress need of a cell's record: its measures by name."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

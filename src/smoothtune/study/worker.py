@@ -1,7 +1,5 @@
 """One cell in a process of its own: train, measure, write the record."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

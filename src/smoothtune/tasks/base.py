@@ -1,7 +1,5 @@
 """What a task is: a description of data, and three parts that take rows to metrics."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A name wins over a number. A number counts the classes from 0, unless these are 
 that count otherwise: then 1 may be the name or the number of a class, and only the name is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

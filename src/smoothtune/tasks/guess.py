@@ -1,7 +1,5 @@
 """What a file of rows seems to hold: its columns, and the task that they describe."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

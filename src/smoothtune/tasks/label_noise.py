@@ -1,7 +1,5 @@
 """Wrong labels put into training rows, to see what a method makes of them."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Classes, scores, lists of tags and sets of labels in a column of a raw split."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Ranges: accuracies and F1 0 to 1; matthews_correlation, pearson and spearman -1 
 from 0; brier as its function says.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 

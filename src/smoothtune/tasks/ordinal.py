@@ -1,7 +1,5 @@
 """Ordinal classes: ratings and grades, where a near miss is better than a far one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -1,7 +1,5 @@
 """GLUE and SQuAD tasks by name, and tasks on a user's own data."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Classification and regression of texts and pairs of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final

@@ -1,7 +1,5 @@
 """Token classification: a tag for every word, as in named-entity recognition."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

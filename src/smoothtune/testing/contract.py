@@ -4,8 +4,6 @@ A clause takes what makes the method, the name of an architecture, and on reques
 than the tiny ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 from itertools import combinations
 from typing import Any, NamedTuple

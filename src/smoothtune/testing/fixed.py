@@ -1,7 +1,5 @@
 """Draws, precision and perturbations that are held fixed, so that numbers can be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny random models of every architecture, and a batch for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

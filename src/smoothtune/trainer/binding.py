@@ -1,7 +1,5 @@
 """Methods on the model of a trainer: attached and detached, and told of a training's beginning."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import ExitStack
 from dataclasses import replace

@@ -3,8 +3,6 @@
 One that is written again is set aside first, so that a complete one is there at every moment.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

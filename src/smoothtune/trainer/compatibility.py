@@ -1,7 +1,5 @@
 """Checks that a Trainer's settings and the methods fit together, before training begins."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 from typing import Any, cast, get_args
 

@@ -1,7 +1,5 @@
 """Seconds and memory of training steps, and the largest batch that stays within a budget."""
 
-from __future__ import annotations
-
 import copy
 import math
 import time

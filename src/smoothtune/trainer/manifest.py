@@ -3,8 +3,6 @@
 It is the last file to be written, and the first to be removed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a regularized trainer leaves beside its model: a record of the training, and its card."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

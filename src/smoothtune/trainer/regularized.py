@@ -1,7 +1,5 @@
 """The class that `regularize` puts in front of a trainer's own."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path

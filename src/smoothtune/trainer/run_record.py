@@ -1,7 +1,5 @@
 """What a resumed run must have in common with the run that wrote the checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

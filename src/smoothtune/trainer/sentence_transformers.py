@@ -5,8 +5,6 @@ can repeat with a perturbation. So the columns are stacked into one batch for th
 loss gets a substitute for the model that returns the precomputed embeddings of each column.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module

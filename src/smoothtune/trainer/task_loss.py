@@ -1,7 +1,5 @@
 """The task loss of a trainer, on one batch, as the trainer itself would count it in an update."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """What a training's log says of the losses: means over updates, as they were applied."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch

@@ -1,7 +1,5 @@
 """Regularized training with Hugging Face's Trainer or any subclass of it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import partial

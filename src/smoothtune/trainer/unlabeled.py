@@ -3,8 +3,6 @@
 This is the dual mode of JacHess, and what VAT was made for.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence, Sized
 from itertools import cycle, islice

@@ -6,8 +6,6 @@ padding row, which weighs nothing. The Trainer takes the plain mean over the bat
 their rows, each gets its rows, divided by the mean number of rows, as a factor.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice

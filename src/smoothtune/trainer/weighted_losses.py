@@ -1,7 +1,5 @@
 """Task losses with weights, of classes or of labels, as `compute_loss_func` of a Trainer."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainings of a search as cells, each known by what determines it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The best of many noisy scores is too high, so what the search saw does not decide.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

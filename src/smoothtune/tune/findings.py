@@ -1,7 +1,5 @@
 """What the outcome of a search says, in sentences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

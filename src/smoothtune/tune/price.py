@@ -1,7 +1,5 @@
 """What a search will take, from measured steps, before it starts."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

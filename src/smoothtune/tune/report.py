@@ -1,7 +1,5 @@
 """What a search leaves: a run file, a page as HTML and Markdown, the numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Run a search: price, trials, confirming runs, report; what is done is not done again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

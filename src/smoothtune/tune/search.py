@@ -5,8 +5,6 @@ epochs. The search is a function of its settings and of the scores, for any numb
 stopped one is gone through again from its records.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Rows with the same texts stay in one part, so that nothing is scored on what was
 Classes, or scores in regression, are spread evenly over the parts. Evaluation rows are in none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence

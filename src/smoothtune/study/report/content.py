@@ -1,7 +1,5 @@
 """What a study found: the content of ``results.json``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple

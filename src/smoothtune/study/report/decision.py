@@ -1,7 +1,5 @@
 """What a study tells its reader to do, in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

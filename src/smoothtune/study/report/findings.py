@@ -1,7 +1,5 @@
 """What a study says in sentences: first what to do, then what was found; a null result is one."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The runs of a study, and each of its methods against plain fine-tuning."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

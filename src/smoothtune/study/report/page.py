@@ -1,7 +1,5 @@
 """The results of a study: ``results.json``, tables, plots, and one page as HTML and MD."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plots of a study: each an SVG, a PDF and a PNG with its data as CSV."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

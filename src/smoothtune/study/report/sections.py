@@ -1,7 +1,5 @@
 """The sections of a study's page: first what to do, with one figure, then all numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from smoothtune.report.page import Block, Figures, Findings, Folded, Heading, Plot, Section, Table

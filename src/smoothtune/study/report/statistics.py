@@ -9,8 +9,6 @@ Forsythe, JASA 1974 (Levene's test with medians); Cohen, Statistical Power Analy
 Behavioral Sciences, 1988 (power, by the noncentral t distribution).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The tables of a study's report, as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

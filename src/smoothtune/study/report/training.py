@@ -1,7 +1,5 @@
 """How the runs of a study were trained: fields of the runs, and of their methods."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The best answer spans from start and end logits, within and over windows of a context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

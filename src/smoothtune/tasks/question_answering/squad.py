@@ -3,8 +3,6 @@
 Reference: Rajpurkar, Zhang, Lopyrev, Liang, EMNLP 2016; Rajpurkar, Jia, Liang, ACL 2018.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

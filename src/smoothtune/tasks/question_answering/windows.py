@@ -6,8 +6,6 @@ widened to whole tokens. Where a window does not hold the whole answer, its targ
 special token, as in transformers' question-answering example.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import NamedTuple
 
