@@ -235,7 +235,9 @@ class BoundMethods:
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
-        self._unused.forget()
+        if self._unused.weights:
+            self._unused.forget()
+        self._unused.weights = None
         self.strengths.finish(self._sum.finish())
         for name, regularizer in self.regularizers.items():
             if not regularizer.acts_before:

@@ -160,4 +160,3 @@ class UnusedWeights:
         """Before an update: weights that no batch reached have no gradient, as without DDP."""
         for weight in self.weights or ():
             weight.grad = None  # else momentum and weight decay would move them
-        self.weights = None
