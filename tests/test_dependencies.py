@@ -1,9 +1,11 @@
-"""The versions that are tested with are those that are supported, and those that are installed."""
+"""What the package depends on is pinned and tested; its own files do not import in circles."""
 
 import tomllib
+from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import grimp  # which import-linter brings
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -39,3 +41,9 @@ def test_what_is_installed_is_what_is_pinned(name: str) -> None:
     except PackageNotFoundError:  # of an extra
         return
     assert PINNED[name] == f"=={installed}"
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    graph = grimp.build_graph("smoothtune", cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(imports).prepare()  # or CycleError

@@ -1,12 +1,10 @@
 """The second part of a task: from rows of tokens to a model's loss and predictions."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -17,9 +15,7 @@ from smoothtune.data.batches import Collator
 from smoothtune.data.unseen import spelled_alike
 from smoothtune.errors import ModelError
 from smoothtune.tasks.class_lookup import is_numbered
-
-if TYPE_CHECKING:
-    from smoothtune.tasks.base import Task
+from smoothtune.tasks.description import TaskDescription
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
@@ -37,7 +33,7 @@ class Head(ABC):
     problem_type: ClassVar[ProblemType | None] = None
     """What predictions (N, W) are logits of; None: they are no logits of examples."""
 
-    task: Task
+    task: TaskDescription
 
     def config(self) -> dict[str, Any]:
         """Fields of the model's configuration that depend on the task."""

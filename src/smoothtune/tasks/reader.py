@@ -1,11 +1,9 @@
 """The first part of a task: from the raw rows of a source to rows of tokens."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
@@ -16,11 +14,9 @@ from smoothtune.data.label_types import LabelType
 from smoothtune.data.missing import RequiredColumns, missing_labels
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
+from smoothtune.tasks.description import TaskDescription
 from smoothtune.tasks.head import output_names
 from smoothtune.tasks.labels import LabelColumn
-
-if TYPE_CHECKING:
-    from smoothtune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Reader(ABC):
     when_too_long: ClassVar[str] = "cut"
     """What happens to examples of more than `max_seq_length` tokens."""
 
-    task: Task
+    task: TaskDescription
 
     @property
     def unlabeled_columns(self) -> tuple[str, ...]:

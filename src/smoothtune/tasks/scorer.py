@@ -1,16 +1,13 @@
 """The third part of a task: from predictions to answers and metrics."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
 
-if TYPE_CHECKING:
-    from smoothtune.tasks.base import Task
+from smoothtune.tasks.description import TaskDescription
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,7 @@ class Scorer(ABC):
     losses: ClassVar[tuple[str, ...]] = ()
     """Those of the `scores` of which less is better."""
 
-    task: Task
+    task: TaskDescription
 
     @property
     @abstractmethod
