@@ -68,7 +68,10 @@ def why_unusable(checkpoint: Path, *, to_resume: bool = True) -> str:
             return "there is no such folder"
         manifest = read_json(checkpoint / MANIFEST)
         if manifest is None:
-            return f"it has no {MANIFEST}, which is written when a checkpoint is complete"
+            return (
+                f"it has no {MANIFEST}, which is written when a checkpoint is complete: it is not, "
+                "or a Trainer without methods wrote it"
+            )
         why = _why_changed(checkpoint, manifest)
         return why or (_why_incomplete(checkpoint) if to_resume else "")
     except OutputError as error:
