@@ -213,7 +213,7 @@ def test_a_run_whose_server_is_killed_is_over_before_it_is_tried_again(
     (cell,) = Plan(load_study(file), folder).final({})
     pool = Pool(folder, 1)
     pool.start(cell)
-    ((process, _),) = pool.running.values()
+    ((process, *_),) = pool.running.values()
     while not Records(folder).log():
         time.sleep(0.05)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)

@@ -103,8 +103,8 @@ class Pool:
         context = multiprocessing.get_context("forkserver")
         arguments = (cell, self.folder, self.keep_models, gpu)
         process = context.Process(target=run_here, args=arguments, daemon=True)
-        with _without_current_directory():
-            process.start()
+        with _environment(ENVIRONMENT), _without_current_directory():
+            process.start()  # and a third, if this one was killed since
         return process
 
     def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
