@@ -43,15 +43,29 @@ LONGEST = 40.0  # seconds of tests a mutant is given, at most
 
 # Beside tests/FOLDER/test_MODULE.py; of a file with [x*y] the tests whose name has x, then y.
 MORE_TESTS: dict[str, list[str]] = {
+    "core/attachment": ["core/test_optimizer_hooks.py"],
     "core/bound_methods": [
         *(f"core/test_{name}.py" for name in ("objective", "attachment", "optimizer_hooks")),
     ],
-    "core/compute_loss": ["core/test_objective.py", "core/test_packed_rows.py"],
-    "core/forward": ["nn/test_dropout.py", "core/test_shared_masks.py"],
+    "core/compute_loss": [
+        "core/test_objective.py",
+        "core/test_packed_rows.py",
+        "core/test_row_subset.py[holds_the_task]",
+    ],
+    "core/forward": [
+        "nn/test_dropout.py",
+        "core/test_shared_masks.py",
+        "core/test_row_subset.py[refused]",
+        "core/test_row_subset.py[knows_the_whole]",
+    ],
     "core/non_finite": ["core/test_objective.py", "trainer/test_device_reads.py"],
+    "core/objective": ["core/test_optimizer_hooks.py"],
     "core/support": ["methods/test_label_smoothing.py"],
     "core/quantities": ["evaluation/test_effect.py"],
-    "core/terms": ["core/test_objective.py", "core/test_row_subset.py", "nn/test_autocast.py"],
+    "core/terms": [
+        *(f"core/test_{name}.py" for name in ("objective", "row_subset", "shared_masks")),
+        "nn/test_autocast.py",
+    ],
     "core/traits": ["core/test_regularizer.py", "core/test_support.py", "nn/test_autocast.py"],
     "nn/distributed": ["nn/test_distributed_buffers.py"],
     "nn/environments": ["core/test_support.py"],

@@ -22,6 +22,7 @@ from smoothtune import (
     Plain,
     regularize,
 )
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 
@@ -176,3 +177,23 @@ def test_on_the_same_model_methods_go_on_from_where_they_were(method):
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.items())
     objective.detach()
+
+
+def test_detaching_gives_the_model_its_attention_back():
+    model = tiny_model("bert")
+    before = model.config._attn_implementation
+    assert before == "sdpa"
+    objective, _, _ = bound(JacHess(weight=1.0, estimator="projected"), model)
+    assert model.config._attn_implementation != before
+    objective.detach()
+    assert model.config._attn_implementation == before
+
+
+def test_after_detaching_a_model_is_looked_at_anew():
+    model = tiny_model("bert")
+    objective = Objective(R3F(weight=1.0)).attach(model)
+    objective(model, tiny_batch())
+    objective.detach()
+    enable_checkpointing(model, use_reentrant=True)
+    with pytest.raises(ValueError, match="r3f with reentrant checkpointing"):
+        objective(model, tiny_batch())

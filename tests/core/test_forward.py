@@ -156,6 +156,14 @@ def test_hidden_states_that_were_not_asked_for():
         _ = run.hidden_states
 
 
+def test_leaves_that_were_not_asked_for():
+    run = ForwardPass(tiny_model("bert"), tiny_batch()).run()
+    with pytest.raises(RuntimeError, match="no perturbation at point 'word'"):
+        run.delta()
+    run = ForwardPass(tiny_model("bert"), tiny_batch(), differentiable=True).run()
+    assert run.delta().requires_grad
+
+
 @pytest.mark.parametrize("name", ["labels", "start_positions", "end_positions", None])
 def test_a_batch_with_targets_is_labeled(name):
     batch = {"input_ids": torch.zeros(1, 2)} | ({name: torch.zeros(1)} if name else {})

@@ -13,6 +13,7 @@ from smoothtune import (
     UEGR,
     ChildTuning,
     JacHess,
+    Jacobian,
     Mixout,
     Noise,
     NonFiniteLoss,
@@ -398,3 +399,44 @@ def test_a_state_is_loaded_to_where_the_model_is(method):
         state = each.state_dict()
         tensors += [x for key, x in state.items() if key.startswith(("fisher/", "mask/"))]
     assert all(x.device.type == "meta" for x in tensors)
+
+
+def test_a_loss_of_the_loops_own_is_the_task_loss():
+    model, batch = tiny_model("bert"), tiny_batch()
+
+    def loss(model, batch):
+        outputs = model(**batch)
+        return 3 * outputs.loss, outputs
+
+    expected = 3 * model(**batch).loss
+    for methods in ((), (LNSR(weight=1.0),)):
+        objective = Objective(*methods).attach(model)
+        objective(model, batch, loss)
+        torch.testing.assert_close(objective.terms["loss/task"], expected.detach())
+        objective.detach()
+
+
+def test_the_length_of_the_run_is_told_in_bind():
+    model = tiny_model("bert")
+    objective = Objective(R3F(weight=1.0, ramp_start=0.25))
+    objective.bind(model, torch.optim.SGD(model.parameters(), lr=0.0), 8)
+    found = []
+    for _ in range(4):
+        objective(model, tiny_batch()).backward()
+        objective.optimizer.step()
+        found.append("loss/r3f" in objective.terms)
+    assert found == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("method", "fused"), [(R3F(weight=1.0), True), (Jacobian(), False)])
+def test_attention_has_fused_kernels_unless_a_method_differentiates_twice(method, fused):
+    model = tiny_model("bert")
+    seen = set()
+    model.bert.register_forward_pre_hook(
+        lambda *_: seen.add(torch.backends.cuda.flash_sdp_enabled())
+    )
+    before = torch.backends.cuda.flash_sdp_enabled()
+    objective = Objective(method).attach(model)
+    objective(model, tiny_batch())
+    assert seen == {fused}
+    assert torch.backends.cuda.flash_sdp_enabled() == before

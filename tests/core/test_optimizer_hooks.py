@@ -484,6 +484,25 @@ def test_on_another_model_an_objective_begins_anew():
     assert used.step == 4
 
 
+def test_an_update_before_the_first_batch_of_a_model_is_unseen_too():
+    used = Objective(CWGNC())
+    for _ in range(2):  # a first model, and another one later
+        model = tiny_model("bert")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        used.attach(model)
+        model(**tiny_batch()).loss.backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="SGD updates the weights, and the objective is not"):
+            used(model, tiny_batch())
+        used.detach()
+        used.bind(model, optimizer)
+        for _ in range(2):
+            used(model, tiny_batch()).backward()
+            optimizer.step()
+        used(model, tiny_batch())
+        used.detach()
+
+
 def test_the_value_without_methods_needs_nothing():
     model = tiny_model("bert")
     loss = Objective()(model, tiny_batch())

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import (
+    BertForSequenceClassification,
     BertForTokenClassification,
     GPT2ForTokenClassification,
     LlamaForTokenClassification,
@@ -170,3 +171,27 @@ def test_means():
     assert head_mean(x, head._replace(share=0.5)).item() == pytest.approx(7 / 6)
     assert head_mean(x[:0], head._replace(mask=mask[:0])).item() == 0
     assert prediction_mean(ran(tiny_model("bert"), tiny_batch()), torch.arange(4.0)).item() == 1.5
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_labels_in_a_loss_of_ones_own_need_a_problem_type(count):
+    """A model's own loss would say in its configuration what it takes them for."""
+    config = ARCHITECTURES["bert"]()
+    config.num_labels = count
+    model = random_model(BertForSequenceClassification, config)
+    batch = tiny_batch() | {"labels": torch.rand(4, count)}
+
+    def of_ones_own(model, batch):
+        logits = model(**without_labels(batch)).logits
+        return logits.square().mean(), {"logits": logits}
+
+    def predicted():
+        return heads(ForwardPass(model, batch, compute_loss=of_ones_own).run())
+
+    with pytest.raises(ValueError, match='model.config.problem_type to "multi_label_class'):
+        predicted()
+    model.config.problem_type = "regression"
+    assert predicted()[0].regression
+    batch["labels"] = torch.tensor([0, 1, 1, 0])
+    model.config.problem_type = None
+    assert not predicted()[0].regression

@@ -32,6 +32,13 @@ class Curved(Term):
         return replace(super().traits, derivative_order=2 if self.twice else 1)
 
 
+@method("released")
+class Released(Term):
+    share: float | None = 0.3
+    weight: float | None = None
+    compat: str | None = None
+
+
 @method("instead", Traits(needs_labels=True))
 class Instead(TaskLoss):
     def loss(self, clean):
@@ -129,3 +136,21 @@ def test_only_what_is_on_is_a_part_of_an_objective():
     assert list(objective.regularizers) == ["edits", "instead"]
     with pytest.raises(ValueError, match="instead and instead each replace the task loss"):
         Objective(Instead(), Instead())
+
+
+def test_released_code_has_a_weight_of_one_unless_it_is_given():
+    def strength(**fields):
+        term = Released(**fields)
+        return term.weight, term.share
+
+    assert strength() == (None, 0.3)
+    assert strength(compat="theirs") == (1.0, None)
+    assert strength(compat="theirs", weight=2.0) == (2.0, None)
+    assert strength(compat="theirs", share=0.2) == (None, 0.2)
+
+
+@pytest.mark.parametrize(("duration", "updates"), [(0.0, 0), (0.25, 5), (0.5, 10), (1, 1), (7, 7)])
+def test_a_duration_below_one_is_a_fraction_of_the_run(duration, updates):
+    term = Term()
+    term.num_training_steps = 20
+    assert term.updates(duration) == updates

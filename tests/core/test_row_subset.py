@@ -22,8 +22,9 @@ from smoothtune import (
     Objective,
     Regularizer,
 )
-from smoothtune.core import row_subset
-from smoothtune.core.row_subset import draw_rows
+from smoothtune.core import regularizer, row_subset
+from smoothtune.core.regularizer import Penalty
+from smoothtune.core.row_subset import draw_rows, subset_pass
 from smoothtune.core.terms import Terms
 from smoothtune.nn import rng
 from smoothtune.nn.hf_versions import enable_checkpointing, recomputes_hooks
@@ -280,6 +281,32 @@ def test_fewer_label_tokens_than_one_for_every_batch_are_no_whole_one():
     batch = {"labels": torch.tensor([[1, 2]]), "num_items_in_batch": 0.5}
     assert row_subset.num_items(batch).item() == 0.5
     assert row_subset.num_items({"labels": torch.tensor([[1, -100]])}).item() == 1
+
+
+@regularizer.method("holding")
+class Holding(Penalty):
+    """A term that holds the task loss, and does not declare that it does."""
+
+    def loss(self, clean):
+        return clean.run().loss
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_term_on_some_rows_that_holds_the_task_loss_is_refused(again, monkeypatch):
+    model = tiny_model("bert")
+    if again:
+        monkeypatch.setattr(Holding, "loss", lambda self, clean: clean.run().at().loss)
+    assert Objective(Holding()).attach(model)(model, tiny_batch()).requires_grad
+    with pytest.raises(RuntimeError, match="with rows below 1 a term cannot hold the task loss"):
+        Objective(Holding(rows=0.5))(model, tiny_batch())
+
+
+def test_a_part_knows_the_whole():
+    whole = ForwardPass(tiny_model("bert"), tiny_batch())
+    part = subset_pass(whole, LNSR(rows=0.5, weight=1.0), runs=True)
+    assert part is not whole
+    assert part.full is whole
+    assert whole.full is whole
 
 
 class TestWhichPassesRun:

@@ -473,6 +473,52 @@ def test_a_fixed_weight_trains_as_without_a_bound():
     objective.detach()
 
 
+def test_a_bound_that_is_far_away_leaves_the_weight_as_given():
+    model = tiny_model("bert")
+    objective = Objective(LNSR(weight=3.0, every=2, max_share=1e9))
+    objective.bind(model, optimizer := still(model))
+    assert update(objective, model, optimizer, tiny_batch())["lnsr/weight"] == 6
+    objective.detach()
+
+
+def test_the_gradient_is_that_of_the_sum_whichever_terms_are_looked_at():
+    """In the third update the first, in the fifth the second, in the others both or none."""
+    model = tiny_model("bert")
+    objective = Objective(L2SP(alpha=0.5, beta=0.0), L2SP(alpha=0.25, beta=0.0, every=2))
+    objective.bind(model, optimizer := still(model))
+    start = [weight.detach().clone() for weight in model.parameters()]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    Objective()(model, tiny_batch()).backward()
+    pulled = [name.startswith("bert.") for name, _ in model.named_parameters()]
+    task = [torch.zeros_like(w) if w.grad is None else w.grad.clone() for w in model.parameters()]
+    for step in range(6):
+        optimizer.zero_grad()
+        objective(model, tiny_batch()).backward()
+        alpha = 0.5 + (2 * 0.25 if step % 2 == 0 else 0.0)
+        for weight, before, of_task, is_old in zip(
+            model.parameters(), start, task, pulled, strict=True
+        ):
+            expected = of_task + is_old * alpha * (weight.detach() - before)
+            torch.testing.assert_close(weight.grad, expected)
+        optimizer.step()
+    objective.detach()
+
+
+def test_what_was_applied_in_several_batches_is_their_mean():
+    model = tiny_model("bert")
+    objective = Objective(LNSR(weight=0.5, max_share=1e9)).bind(model, optimizer := still(model))
+    losses = []
+    for batch in four_batches(0):
+        objective(model, batch).backward()
+        losses.append(objective.terms["loss/lnsr"].item())
+    optimizer.step()
+    mean = pytest.approx(sum(losses) / 4, rel=1e-6)
+    assert objective.strengths.sums["lnsr"][-2:].tolist() == [mean, mean]
+    objective.detach()
+
+
 def test_a_term_of_fixed_weight_counts_as_the_task_of_a_bounded_one():
     model = tiny_model("bert", dropout=0.1)
     strong = Objective(R3F(weight=50.0, sigma=0.5), LNSR()).bind(model, optimizer := still(model))
@@ -507,6 +553,20 @@ def test_an_update_without_labels_is_held_to_the_usual_norm_of_the_task():
     (3 * strong(model, unlabeled(batch))).backward()  # as the loop weighs it
     assert gradient(model).norm().item() == pytest.approx(3 * 0.7 * usual, rel=1e-4)
     strong.detach()
+
+
+def test_the_usual_norm_is_that_of_a_batch_where_updates_have_several():
+    model, batch = tiny_model("bert"), tiny_batch()
+    model.config.problem_type = "single_label_classification"
+    Objective()(model, batch).backward()
+    usual = gradient(model).norm().item()
+    model.zero_grad()
+    objective = Objective(VAT(share=50.0, batches="unlabeled", max_share=0.7))
+    objective.bind(model, optimizer := still(model))
+    update(objective, model, optimizer, part(batch, slice(0, 2)), part(batch, slice(2, 4)))
+    objective(model, unlabeled(batch)).backward()
+    assert gradient(model).norm().item() == pytest.approx(0.7 * usual, rel=1e-4)
+    objective.detach()
 
 
 @pytest.mark.parametrize("replacing", [LabelSmoothing, FreeLB])
@@ -661,6 +721,27 @@ def test_a_term_of_next_to_nothing_is_told_once(caplog):
     objective.detach()
 
 
+def test_how_little_a_term_is_is_told_in_percent(caplog):
+    """Of what L2-SP adds in the updates that it acts in, every * weight * alpha * (w - w^0)."""
+    model = tiny_model("bert")
+    objective = Objective(L2SP(alpha=0.5, beta=0.0, weight=1e-3, every=2))
+    objective.bind(model, optimizer := still(model))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    Objective()(model, tiny_batch()).backward()
+    task = gradient(model).norm()
+    optimizer.zero_grad()
+    moved = torch.cat([w.detach().flatten() for w in model.base_model.parameters()]).norm() / 3
+    with caplog.at_level(logging.WARNING):
+        for _ in range(6):
+            update(objective, model, optimizer, tiny_batch())
+    objective.detach()
+    percent = f"{100 * 2 * 1e-3 * 0.5 * moved / task:.2g}"
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"l2_sp is {percent} % of the task gradient")
+
+
 def test_a_term_that_is_held_nearly_always_is_told_at_the_end():
     model = tiny_model("bert")
     objective = Objective(LNSR(share=20.0), VAT(share=1e-3)).bind(model, optimizer := still(model))
@@ -677,6 +758,17 @@ def test_a_term_that_is_held_nearly_always_is_told_at_the_end():
     fine.detach()
 
 
+def test_a_term_within_its_bounds_is_not_held():
+    """The narrower of two bounds, and that of the sum."""
+    model = tiny_model("bert")
+    narrow, wide = LNSR(share=0.1, max_share=0.2), VAT(share=0.1, max_share=1.0)
+    objective = Objective(narrow, wide).bind(model, optimizer := still(model))
+    update(objective, model, optimizer, tiny_batch())
+    applied = objective.strengths.applied()
+    assert [applied[name].bounded for name in ("lnsr", "vat")] == [0, 0]
+    objective.detach()
+
+
 @pytest.mark.parametrize(
     ("method", "updates"),
     [(LNSR(), 8), (LNSR(weight=1.0), 3), (JacHess(), 8), (JacHess(weight=1.0), 3)],
@@ -686,10 +778,10 @@ def test_a_term_that_reaches_no_trained_weight_is_told(method, updates, caplog):
     model.base_model.requires_grad_(False)
     objective = Objective(method).bind(model, optimizer := still(model))
     with caplog.at_level(logging.WARNING):
-        for _ in range(12):
+        for number in range(1, 13):
             update(objective, model, optimizer, tiny_batch())
-    told = [text for text in caplog.messages if "no gradient" in text]
-    assert len(told) == 1
+            told = [text for text in caplog.messages if "no gradient" in text]
+            assert len(told) == (number >= updates)
     assert told[0].startswith(
         f"{method.name} had no gradient in a trained weight in {updates} updates"
     )

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 from helpers.causal import tiny_language_model
+from helpers.seq2seq import tiny_seq2seq
 from smoothtune import (
     CWGNC,
     L2SP,
@@ -173,6 +174,21 @@ def test_blocks_that_are_recomputed_with_their_hooks(make, monkeypatch):
     refused = f"{make.name} with activation checkpointing: BertLayer would be recomputed without"
     with pytest.raises(ValueError, match=refused):
         Objective(make()).attach(model)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_blocks_that_are_recomputed_are_those_of_the_side(side, monkeypatch):
+    monkeypatch.setattr(
+        support, "recomputes_hooks", lambda block: type(block).__name__ == "BartDecoderLayer"
+    )
+    model = tiny_seq2seq("bart")
+    enable_checkpointing(model)
+    objective = Objective(LNSR(weight=1.0, side=side))
+    if side == "encoder":
+        objective.attach(model).detach()
+        return
+    with pytest.raises(ValueError, match="BartDecoderLayer would be recomputed"):
+        objective.attach(model)
 
 
 def test_representatives_are_of_their_kind():
