@@ -210,4 +210,8 @@ def install(function: types.FunctionType, code: types.CodeType, syntax: ast.Func
 
 
 def _default(node: ast.expr, old: Any) -> Any:
-    return node.value if isinstance(node, ast.Constant) else old
+    """The value of a literal, such as a number or a tuple of names; of others, what it was."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return old
