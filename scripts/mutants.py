@@ -76,7 +76,12 @@ MORE_TESTS: dict[str, list[str]] = {
     "nn/model_facts": ["core/test_seq2seq.py"],
     "core/loss_sum": ["core/test_strength.py"],
     "core/regularizer": ["core/test_objective.py", "core/test_support.py"],
-    "functional/divergences": ["methods/test_r3f.py"],
+    "functional/divergences": [
+        "functional/test_multi_label.py",
+        "methods/test_r3f.py",
+        *(f"methods/test_uegr.py[{part}]" for part in ("js", "forward", "spans")),
+        "methods/test_alice.py[released]",
+    ],
     "functional/noise": ["methods/test_lnsr.py"],
     "nn/gradients": ["methods/test_freelb.py", "core/test_strength.py"],
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
@@ -85,7 +90,18 @@ MORE_TESTS: dict[str, list[str]] = {
         f"methods/test_{name}.py" for name in ("clip", "jacobian", "jachess")
     ],
     "methods/equation": ["methods/test_describe.py"],
-    "methods/find": ["methods/test_every_method.py"],
+    "methods/alice": [
+        "methods/test_every_method.py[alice]",
+        "methods/test_contract.py[-alice*-bert]",
+        "methods/test_users_loss.py[another_loss*subclass]",
+        "methods/test_users_loss.py[of_a_loop*alice]",
+    ],
+    "methods/find": ["methods/test_every_method.py", "cli/test_own_methods.py[mistakes]"],
+    "methods/label_smoothing": [
+        "methods/test_every_method.py[label_smoothing]",
+        "methods/test_contract.py[-label_smoothing*-bert]",
+        "methods/test_users_loss.py[inside_the_model]",
+    ],
     "methods/sam": ["core/test_support.py[ascends]", "methods/test_contract.py[-sam*-bert]"],
     "methods/uegr": [
         "methods/test_uegr_update.py",

@@ -121,3 +121,16 @@ def test_a_detached_target_gets_no_gradient():
         ]
         (expected,) = torch.autograd.grad(sum(rows) / 4, [bias], retain_graph=True)
         torch.testing.assert_close(found, expected)
+
+
+def test_squared_deviation_sums_over_scores_and_means_over_passes():
+    scores = logits(0, 3, 5, 4)
+    found = squared_deviation(scores)
+    assert found.shape == (5,)
+    for row in range(5):
+        expected = 0
+        for column in range(4):
+            values = [scores[k, row, column] for k in range(3)]
+            mean = sum(values) / 3
+            expected = expected + sum((value - mean) ** 2 for value in values) / 3
+        torch.testing.assert_close(found[row], expected)

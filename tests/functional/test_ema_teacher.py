@@ -99,3 +99,26 @@ def test_every_module_is_in_the_mode_of_the_students():
     assert modes == [module.training for module in model.modules()]
     assert not all(modes)
     assert any(modes)
+
+
+def test_state_with_weights_that_this_run_still_freezes():
+    """The first run unfroze them; the teacher of a resumed one has their average all the same."""
+    model, batch = student(), tiny_batch()
+    teacher = Teacher(model)
+    embeddings = model.bert.embeddings.requires_grad_(True)
+    clean = ForwardPass(model, batch).run()
+    teacher.run(clean, "off")
+    moved(model, 1)
+    teacher.update(0.5)
+    state = {name: value.clone() for name, value in teacher.state_dict().items()}
+    name = "bert.embeddings.word_embeddings.weight"
+    assert not torch.equal(state[name], embeddings.word_embeddings.weight)
+
+    resumed = student()
+    before = resumed.bert.embeddings.word_embeddings.weight.clone()
+    other = Teacher(resumed)
+    other.load_state_dict(state)
+    assert other.state_dict().keys() == state.keys()
+    for key, weight in other.model.named_parameters():
+        assert torch.equal(weight, state[key]), key
+    assert torch.equal(resumed.bert.embeddings.word_embeddings.weight, before)

@@ -11,6 +11,7 @@ from helpers.heads import multi_label, token_classification
 from helpers.literal import added, span_batch, tiny_span_model
 from smoothtune import ForwardPass
 from smoothtune.functional.input_derivatives import InputDerivatives, num_scores, scores
+from smoothtune.nn.dropout import SharedMasks
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import random_model
 
@@ -95,6 +96,60 @@ def test_exact_norms_are_those_of_autograd():
     expected = 0.7 * sum(row.square().sum((1, 2)) for row in rows)
     torch.testing.assert_close(found.jacobian.detach(), expected)
     assert not found.hessian.any()
+
+
+def two_outputs(run):
+    return [run.logits, 2 * run.logits[:, 1:]]
+
+
+@pytest.mark.parametrize("estimator", ["projected", "per_layer", "directional"])
+def test_one_draw_of_an_estimator(estimator):
+    """Of two outputs z and w: the rows of their Jacobians, along signs u, v of z and w, or x."""
+    model = tiny_model("bert", attention="eager")
+    clean = ForwardPass(model, tiny_batch(), differentiable=True).run()
+    drawn = [torch.randn(SHAPE, dtype=DOUBLE)]
+    if estimator != "directional":
+        drawn = [torch.randn(4, size, dtype=DOUBLE) for size in (3, 2)]
+    signs = [draw.sign() for draw in drawn]
+    with all_in_float64(), fed(*drawn):
+        found = attached(model, estimator).estimate(clean, two_outputs, torch.tensor([0.7, 0.2]))
+        delta = torch.zeros(SHAPE, dtype=DOUBLE, requires_grad=True)
+        logits = logits_at(model, delta)
+        rows = [torch.autograd.grad(z.sum(), delta, retain_graph=True)[0] for z in logits.T]
+    for b in range(4):
+        of_z = [row[b] for row in rows]
+        of_w = [2 * row for row in of_z[1:]]
+        if estimator == "directional":
+            first, second = (
+                sum((row * signs[0][b]).sum() ** 2 for row in each) for each in (of_z, of_w)
+            )
+            expected = 0.7 * first + 0.2 * second
+        else:
+            u, v = (
+                sum(sign * row for sign, row in zip(each[b], of, strict=True))
+                for each, of in zip(signs, (of_z, of_w), strict=True)
+            )
+            if estimator == "per_layer":
+                expected = 0.7 * u.square().sum() + 0.2 * v.square().sum()
+            else:
+                expected = (0.7**0.5 * u + 0.2**0.5 * v).square().sum()
+        torch.testing.assert_close(found.jacobian[b].detach(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("difference", ["symmetric", "forward"])
+def test_finite_differences_have_the_masks_of_the_clean_pass(difference):
+    """Other masks would move the outputs by far more than a small step does."""
+    model = tiny_model("bert", dropout=0.3, attention="eager")
+    drawn, start, values = torch.randn(SHAPE, dtype=DOUBLE), (torch.get_rng_state(), None), []
+    for estimator in ("finite_difference", "directional"):
+        with all_in_float64(), fed(drawn * MASK if estimator == "directional" else drawn):
+            clean = ForwardPass(
+                model, tiny_batch(), differentiable=True, start=start, shared_masks=SharedMasks()
+            ).run()
+            found = attached(model, estimator, difference=difference)
+            estimate = found.estimate(clean, lambda run: [run.logits], WEIGHT)
+            values.append(estimate.jacobian.detach())
+    torch.testing.assert_close(*values, rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("estimator", ["projected", "per_layer", "directional"])

@@ -35,9 +35,10 @@ def test_duplicates_and_the_token_itself_are_no_neighbors():
     assert torch.equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("scale", [0.03, 1.0, 30.0])  # that of BERT's embeddings is 0.03 to 0.05
 @pytest.mark.parametrize("normalize", [True, False])
-def test_noise_lies_in_the_span_and_equals_gram_schmidt(normalize):
-    table = torch.randn(30, 12, dtype=torch.float64)
+def test_noise_lies_in_the_span_and_equals_gram_schmidt(normalize, scale):
+    table = scale * torch.randn(30, 12, dtype=torch.float64)
     neighbors = Neighbors(table, 4)
     ids = torch.tensor([[3, 9, 3], [0, 1, 2]])
     z = torch.randn(2, 3, 4, dtype=torch.float64)

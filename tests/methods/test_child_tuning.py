@@ -119,17 +119,32 @@ def test_clipped_square():
     torch.testing.assert_close(clipped_square(torch.tensor([0.3, 0.4])), torch.tensor([0.09, 0.16]))
 
 
-def test_d_resumes_in_the_middle_of_the_fisher_sum():
+@pytest.mark.parametrize("fisher_steps", [1, 2])
+def test_d_resumes_with_its_mask_or_in_the_middle_of_the_fisher_sum(fisher_steps):
     results = []
     for interrupted in (False, True):
         model = tiny_model("bert")
-        objective, optimizer = bound(model, mode="D", fisher_steps=2)
+        objective, optimizer = bound(model, mode="D", fisher_steps=fisher_steps)
         step(objective, model, optimizer)
         if interrupted:
-            state = objective.state_dict()
+            state, moments = objective.state_dict(), optimizer.state_dict()
             objective.detach()
-            objective, optimizer = bound(model, mode="D", fisher_steps=2)
+            objective, optimizer = bound(model, mode="D", fisher_steps=fisher_steps)
             objective.load_state_dict(state)
+            optimizer.load_state_dict(moments)
         step(objective, model, optimizer)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_d_forgets_its_mask_with_the_model(steps):
+    """What one model learned is no mask of the next."""
+    model, method = tiny_model("bert"), ChildTuning(mode="D", fisher_steps=2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    objective = Objective(method).bind(model, optimizer)
+    for _ in range(steps):
+        step(objective, model, optimizer)
+    assert len(method.state_dict()) > 1
+    objective.detach()
+    assert method.state_dict() == {"seen": 0}

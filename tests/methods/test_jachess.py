@@ -10,6 +10,7 @@ from transformers import (
     BertForTokenClassification,
 )
 
+from helpers.causal import tiny_language_model
 from helpers.conformance import assert_conforms, batch, draws, fed, recorded_bert
 from helpers.literal import span_batch, tiny_span_model
 from smoothtune import JacHess, Objective
@@ -416,3 +417,24 @@ def test_padding_changes_neither_the_loss_of_logits_nor_its_gradient():
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-8, atol=0)
     assert found[0][0] > 0
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)
+
+
+def test_mean_over_tokens_divides_every_example_by_its_own_number():
+    fields = {"weight": 1.0, "c": 1.0, "smoothness": NORMS, "estimator": "exact"}
+    with all_in_float64():
+        model = tiny_model("bert")
+        alone = Objective(JacHess(**fields, hessian_weight=0.0)).attach(model)
+        rows = [alone(model, unlabeled(slice(row, row + 1))).item() for row in range(4)]
+        alone.detach()
+        method = JacHess(**fields, hessian_weight=0.0, reduction="token_mean")
+        found = Objective(method).attach(model)(model, unlabeled()).item()
+    lengths = [6, 4, 5, 3]
+    expected = sum(row / length for row, length in zip(rows, lengths, strict=True)) / 4
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_logits_of_a_language_model_are_refused():
+    model = tiny_language_model("gpt2")
+    with pytest.raises(ValueError, match="leave factors at its default, or use jacobian"):
+        Objective(JacHess(weight=1.0, factors="logits")).attach(model)
+    Objective(JacHess(weight=1.0)).attach(model).detach()

@@ -150,3 +150,20 @@ def test_labels_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"labels of shape \(4, 6\) do not fit"):
         objective(model, batch | {"labels": batch["attention_mask"].clone()})
     objective.detach()
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float64, 1.01), (torch.bfloat16, 1.2)])
+def test_a_model_with_another_loss_is_refused(dtype, factor):
+    """In 16 bits, where two ways to the same loss differ by rounding, only one farther away."""
+    model = tiny_model("bert", dtype=dtype)
+
+    class Larger(type(model)):
+        def forward(self, *args, **kwargs):
+            outputs = super().forward(*args, **kwargs)
+            outputs.loss = factor * outputs.loss
+            return outputs
+
+    Objective(LabelSmoothing()).attach(model)(model, tiny_batch())
+    model.__class__ = Larger
+    with pytest.raises(ValueError, match="the task loss is .*: leave label_smoothing out"):
+        Objective(LabelSmoothing())(model, tiny_batch())

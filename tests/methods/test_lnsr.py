@@ -178,6 +178,7 @@ def literal(model, inputs, delta, point, weights, reduce, *, constant=False):
     ("fields", "point", "weights"),
     [
         ({}, 0, [1, 1]),
+        ({"reduction": "mean"}, 0, [1, 1]),
         ({"layer": 1, "layer_weights": [0.4], "reduction": "token_sum"}, 1, [0.4]),
         ({"layer": "word", "layer_weights": [0.2, 0.8], "reduction": "sum"}, "word", [0.2, 0.8]),
         ({"noise": "in_manifold", "k": 3}, "word", [1, 1]),
@@ -363,3 +364,12 @@ class TestTrainingTexts:
             ["the", "cat", "sat", "on", "a", "mat", ".", "dog", "ran"]
         )
         assert "most frequent neighbor" in dict(audit(method._neighbors, method._decode))
+
+    def test_models_name_special_tokens_too(self):
+        model = tiny_model("bert")
+        model.config.pad_token_id, model.config.eos_token_id = 0, [7, 9]
+        method = LNSR(noise="in_manifold", k=3, weight=1.0)
+        method.attach(model)
+        candidates = method._neighbors.candidates
+        assert not candidates[[0, 7, 9]].any()
+        assert candidates[[6, 8, 10]].all()

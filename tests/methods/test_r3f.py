@@ -138,3 +138,15 @@ def test_the_head_that_adapters_stand_in_for_stays_as_it_was():
     assert torch.equal(copies.original_module.weight, before)
     trained = copies.modules_to_save["default"].weight
     assert torch.linalg.matrix_norm(trained, 2).item() == pytest.approx(1)
+
+
+def test_size_of_the_noise_is_logged():
+    model, inputs = tiny_model("bert"), tiny_batch()
+    draws = torch.randn(4, 6, 8, dtype=torch.float64)
+    objective = Objective(R3F(noise="normal", sigma=0.1, weight=1.0)).attach(model)
+    with fed(draws):
+        objective(model, inputs)
+    real = inputs["attention_mask"].bool()
+    x = model.get_input_embeddings()(inputs["input_ids"])[real]
+    expected = 0.1 * draws[real].norm() / x.norm()
+    assert objective.terms["r3f/delta_ratio"].item() == pytest.approx(expected.item())

@@ -361,3 +361,8 @@ def test_proximal_term_vanishes_where_parts_are_in_evaluation_mode():
         model.train()
         part.eval()
         assert method.loss(ForwardPass(model, tiny_batch(), hidden_states=False)) == 0
+
+
+def test_without_a_teacher_it_says_what_to_do():
+    with pytest.raises(RuntimeError, match="attach smart to the model first"):
+        SMART(weight=1.0).loss(ForwardPass(tiny_model("bert"), tiny_batch(), hidden_states=False))

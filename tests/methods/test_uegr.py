@@ -340,3 +340,36 @@ def test_random_start_of_the_attack(monkeypatch):
         direction = noise[b] * mask[b] / (noise[b] * mask[b]).norm()
         expected = part * 0.2 * x[b].norm() * direction
         torch.testing.assert_close(delta[b], expected, rtol=0, atol=1e-7)
+
+
+def test_running_mean_of_the_divergence_starts_at_its_target():
+    fields = {"target": 0.2, "ema": 0.75, "kappa": 0.5, "dropout_range": (0.01, 0.9)}
+    method = UEGR(adaptive="divergence", keep=1.0, **fields)
+    model = tiny_model("bert", dropout=0.2)
+    objective = Objective(method).attach(model)
+    running, rates = 0.2, [0.01, 0.9]
+    for _ in range(3):
+        objective(model, tiny_batch())
+        objective.after_step()
+        running = 0.75 * running + 0.25 * objective.terms["uegr/js"].item()
+        factor = 1 + 0.5 * (0.2 - running)
+        rates = [min(max(rate * factor, 0.01), 0.9) for rate in rates]
+        state = objective.state_dict()
+        assert state["uegr/running"].item() == pytest.approx(running)
+        assert state["uegr/rates"].tolist() == pytest.approx(rates)
+    assert running != 0.2
+
+
+def test_a_model_of_its_own_starts_at_the_first_rates():
+    """What was adapted to one model is forgotten with it."""
+    method = UEGR(adaptive="divergence", target=5.0, ema=0.0, kappa=0.5, **FORWARD_ONLY)
+    first = method.state_dict()
+    model = tiny_model("bert", dropout=0.2)
+    objective = Objective(method).attach(model)
+    objective(model, tiny_batch())
+    objective.after_step()
+    assert not torch.equal(method.state_dict()["rates"], first["rates"])
+    objective.detach()
+    again = method.state_dict()
+    assert again.keys() == first.keys()
+    assert all(torch.equal(again[name], value) for name, value in first.items())
