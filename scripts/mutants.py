@@ -96,7 +96,7 @@ MORE_TESTS: dict[str, list[str]] = {
         "methods/test_users_loss.py[another_loss*subclass]",
         "methods/test_users_loss.py[of_a_loop*alice]",
     ],
-    "methods/find": ["methods/test_every_method.py", "cli/test_own_methods.py[mistakes]"],
+    "methods/find": [],
     "methods/label_smoothing": [
         "methods/test_every_method.py[label_smoothing]",
         "methods/test_contract.py[-label_smoothing*-bert]",

@@ -105,6 +105,23 @@ def test_released_code_on_a_task_that_it_does_not_know_is_refused(name, make):
         objective(model, data)
 
 
+@pytest.mark.parametrize("name", ["smart", "sift"])
+@pytest.mark.parametrize(("num_labels", "kind"), [(3, "regression"), (3, None), (1, None)])
+def test_released_code_knows_one_class_or_one_score(name, num_labels, kind):
+    """And not several scores, whose divergence it would take over their softmax."""
+    model, data = tiny_model("bert", num_labels=num_labels), tiny_batch(num_labels=num_labels)
+    if kind is not None:
+        model.config.problem_type = kind
+        data["labels"] = torch.zeros(4, num_labels, dtype=torch.float64)
+    method = METHODS[name](compat={"smart": "mt-dnn", "sift": "deberta"}[name])
+    objective = Objective(method).attach(model)
+    if kind is None:
+        assert objective(model, data).isfinite()
+        return
+    with pytest.raises(ValueError, match=f"{name}: compat=.*: leave compat out"):
+        objective(model, data)
+
+
 def test_with_a_bound_no_graph_is_shared_with_the_task():
     model = tiny_model("bert", dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
