@@ -182,3 +182,15 @@ def test_audit():
         "candidates": "5 of 6 tokens",
         "most frequent neighbor": "0, of 80.0% of 5 tokens",
     }
+
+
+def test_autocast_changes_neither_neighbors_nor_noise():
+    table = torch.randn(300, 64)
+    ids, draws, found = torch.arange(300)[None], torch.randn(1, 300, 4), []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled), fed(draws):
+            neighbors = Neighbors(table, 4)
+            found.append((neighbors.of(ids), in_manifold(ids, table, neighbors, True)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[1][1].dtype == torch.float32
+    torch.testing.assert_close(found[0][1], found[1][1])

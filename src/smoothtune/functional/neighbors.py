@@ -97,7 +97,8 @@ def nearest(
     neighbor_ids = []
     for part in ids.split(chunk):
         scale = table[part].square().sum(1, keepdim=True) + squares
-        distance = scale - 2 * table[part] @ others.T
+        with torch.autocast(table.device.type, enabled=False):  # 16 bits would not be exact
+            distance = scale - 2 * table[part] @ others.T
         distance[distance <= 1e-6 * scale] = torch.inf  # itself and its duplicates
         distance[part[:, None] == pool] = torch.inf
         neighbor_ids.append(pool[distance.topk(k, largest=False, sorted=True).indices])
@@ -194,7 +195,8 @@ def in_manifold(ids: Tensor, table: Tensor, neighbors: Neighbors, normalize: boo
     tokens, where = ids.unique(return_inverse=True)
     wide = table.detach().to(torch.promote_types(table.dtype, torch.float32))
     directions = wide[neighbors.of(tokens)] - wide[tokens][:, None]  # (U, k, D)
-    gram = directions @ directions.mT
+    with torch.autocast(table.device.type, enabled=False):  # rounded, it need have no Cholesky root
+        gram = directions @ directions.mT
     jitter = 1e-6 * gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     lower = torch.linalg.cholesky(gram + jitter[:, None, None] * eye)[where]  # (B, T, k, k)
