@@ -70,9 +70,13 @@ MORE_TESTS: dict[str, list[str]] = {
     "nn/distributed": ["nn/test_distributed_buffers.py"],
     "nn/environments": ["core/test_support.py"],
     "nn/hf_versions": ["nn/test_higher_order.py", "trainer/test_hf_versions.py"],
-    "nn/dropout": ["core/test_shared_masks.py"],
-    "nn/hooks": ["core/test_forward.py"],
-    "nn/causal_lm": ["core/test_seq2seq.py"],
+    "nn/dropout": ["core/test_shared_masks.py", "core/test_row_subset.py"],
+    "nn/hooks": ["core/test_forward.py", "core/test_unusual_blocks.py"],
+    "nn/causal_lm": [
+        "nn/test_model_facts.py[another_loss]",
+        "core/test_unusual_blocks.py[positions]",
+        "core/test_seq2seq.py",
+    ],
     "nn/model_facts": ["core/test_seq2seq.py"],
     "core/loss_sum": ["core/test_strength.py"],
     "core/regularizer": ["core/test_objective.py", "core/test_support.py"],
@@ -83,7 +87,10 @@ MORE_TESTS: dict[str, list[str]] = {
         "methods/test_alice.py[released]",
     ],
     "functional/noise": ["methods/test_lnsr.py"],
-    "nn/gradients": ["methods/test_freelb.py", "core/test_strength.py"],
+    "nn/gradients": [
+        *(f"{name}.py" for name in ("nn/test_distributed", "methods/test_freelb")),
+        "core/test_strength.py",
+    ],
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
     "methods/adversarial_base": [f"methods/test_{name}.py" for name in ("smart", "alum", "vat")],
     "methods/derivative_base": [
@@ -205,9 +212,13 @@ class Mutants:
 def passes(item: pytest.Item) -> bool:
     """Run one test with its fixtures."""
     from _pytest.runner import runtestprotocol
+    from _pytest.warnings import catch_warnings_for_item
 
     item._initrequest()
-    return all(report.passed or report.skipped for report in runtestprotocol(item, log=False))
+    marks = {"config": item.config, "ihook": item.ihook, "when": "runtest", "item": item}
+    with catch_warnings_for_item(**marks):  # type: ignore[arg-type]
+        reports = runtestprotocol(item, log=False)
+    return all(report.passed or report.skipped for report in reports)
 
 
 def in_child(action: Callable[[], Any]) -> Any:

@@ -130,6 +130,68 @@ def test_bernoulli_that_is_no_dropout_is_left_alone() -> None:
     assert set(gradient.unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}
 
 
+def test_a_multiplication_by_the_rate_makes_no_dropout_mask() -> None:
+    x, masks = inputs(), SharedMasks()
+    torch.manual_seed(1)
+    with masks:
+        kept = torch.empty_like(x).bernoulli_(0.9)
+        kept.mul_(0.9)
+    torch.manual_seed(1)
+    with masks:
+        found = F.dropout(x, 0.1)
+    torch.manual_seed(1)
+    assert torch.equal(found, F.dropout(x, 0.1))
+    assert set(kept.unique().tolist()) == {0.0, torch.tensor(0.9).item()}
+
+
+def draw_one_number(x: Tensor) -> None:
+    torch.rand(())  # layerdrop
+
+
+def draw_numbers(x: Tensor) -> None:
+    torch.rand(2)
+
+
+def draw_unscaled(x: Tensor) -> None:
+    torch.empty_like(x).bernoulli_(0.9)
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [(forward, True), (draw_one_number, True), (draw_numbers, False), (draw_unscaled, False)],
+)
+def test_draws_are_by_row_where_all_are_masks(draw, expected) -> None:
+    x, masks = inputs(), SharedMasks()
+    with masks:
+        F.dropout(x, 0.1)
+        draw(x)
+    assert masks.are_by_row(2) == expected
+    assert not masks.are_by_row(3)
+
+
+@pytest.mark.parametrize("lost", ["kept", "changed", "gone"])
+def test_some_rows_have_their_rows_of_a_mask_or_draw_it_again(lost) -> None:
+    x, masks = inputs(), SharedMasks()
+    rows = torch.tensor([1])
+
+    def mask(x: Tensor) -> Tensor:
+        return torch.empty_like(x).bernoulli_(0.9).div_(0.9)
+
+    torch.manual_seed(1)
+    expected = mask(x)
+    torch.manual_seed(1)
+    with masks:
+        alive = [mask(x)]
+    if lost == "changed":
+        alive[0].zero_()
+    if lost == "gone":
+        alive.clear()
+    torch.manual_seed(1)
+    with masks.of_rows(rows):
+        found = mask(x[rows])
+    assert torch.equal(found, expected[rows])
+
+
 def test_a_mask_that_is_found_takes_no_memory_of_its_own() -> None:
     x, masks = inputs(), SharedMasks()
     saved: list[set[int]] = []

@@ -4,19 +4,25 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import BertModel
 
 from helpers.causal import tiny_language_model
+from helpers.seq2seq import tiny_seq2seq
 from smoothtune.nn.architecture import (
     base_model,
     blocks,
     embedding_norm,
     embedding_table,
     head_modules,
+    is_fsdp1,
     linear_layers,
+    pooled_positions,
     trainable,
+    trained_weights,
     transformer,
     unwrap,
+    weights_of,
     word_embeddings,
 )
 from smoothtune.nn.model_facts import is_causal, is_causal_lm
@@ -109,6 +115,48 @@ def test_wrapped_models_are_unwrapped():
     compiled = torch.compile(model, backend="eager")
     for wrapped in (nn.DataParallel(model), compiled, nn.DataParallel(compiled)):
         assert unwrap(wrapped) is model
+
+
+def test_fsdp_of_version_1_is_a_wrapper_and_fsdp2_is_none():
+    class Own(FullyShardedDataParallel):
+        pass
+
+    assert is_fsdp1(FullyShardedDataParallel)
+    assert is_fsdp1(Own)
+    assert not is_fsdp1(nn.DataParallel)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_are_those_of_the_module_in_its_order(architecture):
+    for model in (tiny_model(architecture), tiny_language_model("gpt2")):
+        model.again, model.nothing = model.base_model, None  # a module twice, and none
+        assert list(map(id, weights_of(model))) == list(map(id, model.parameters()))
+
+
+def test_weights_that_an_optimizer_holds_beside_the_models_are_trained():
+    model, outside = nn.Linear(2, 1), nn.Linear(3, 1)
+    model.bias.requires_grad_(False)
+    outside.bias.requires_grad_(False)
+    both = torch.optim.SGD([*outside.parameters(), *model.parameters()], lr=0.1)
+    others = torch.optim.SGD(outside.parameters(), lr=0.1)  # as one that has copies in float32
+    assert trained_weights(model) == [model.weight]
+    assert trained_weights(nn.DataParallel(model), both) == [model.weight, outside.weight]
+    assert trained_weights(model, others) == [model.weight]
+
+
+def test_each_side_has_as_many_blocks_as_its_configuration_says():
+    for architecture, name in (("bart", "decoder_layers"), ("t5", "num_decoder_layers")):
+        model = tiny_seq2seq(architecture, **{name: 3})
+        assert len(blocks(model)) == 2
+        assert len(blocks(model, "decoder")) == 3
+
+
+def test_the_head_reads_the_last_token_of_a_decoder_and_the_first_of_an_encoder():
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]])
+    assert pooled_positions(tiny_model("llama"), mask).tolist() == [1, 3, 2]
+    assert pooled_positions(tiny_model("bert"), mask).tolist() == [0, 2, 1]
+    with pytest.raises(ValueError, match="compare all tokens"):
+        pooled_positions(tiny_seq2seq("bart"), mask)
 
 
 class Holder(nn.Module):

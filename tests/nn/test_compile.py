@@ -1,6 +1,7 @@
 """Methods on compiled blocks, against the same model that is not compiled."""
 
 import copy
+import inspect
 import pickle
 from contextlib import nullcontext
 
@@ -231,6 +232,14 @@ def test_copies_weights_and_undoing(tmp_path):
     uncompile_blocks(model)
     assert environments(model) == set()
     assert "forward" not in vars(blocks(model)[0])
+
+
+def test_a_compiled_block_tells_the_names_of_its_arguments():
+    """By them the hidden state of a block is found that is called with named arguments."""
+    model = tiny_model("bert")
+    before = inspect.signature(blocks(model)[0].forward)
+    compile_blocks(model, backend="aot_eager")
+    assert inspect.signature(blocks(model)[0].forward) == before
 
 
 def test_a_block_whose_forward_is_another_programs_is_refused():

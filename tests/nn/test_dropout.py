@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     MPNetConfig,
     MPNetModel,
@@ -12,7 +13,7 @@ from transformers import (
 )
 
 from smoothtune import ForwardPass
-from smoothtune.nn.dropout import dropout_rates, sites
+from smoothtune.nn.dropout import dropout_rates, has_dropout, sites
 from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
@@ -31,6 +32,18 @@ def test_is_the_model_configured_with_that_rate(architecture):
         logits.append(each(**tiny_batch())["logits"])
     assert torch.equal(logits[0], logits[1])
     assert not torch.equal(logits[0], logits[2])
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_dropout_of_adapters_changes_nothing_at_first():
+    def adapted(dropout):
+        config = LoraConfig(r=2, target_modules=["query"], lora_dropout=0.5)
+        return get_peft_model(tiny_model("bert", dropout=dropout), config)
+
+    assert has_dropout(tiny_model("bert", dropout=0.1))
+    assert has_dropout(adapted(0.1))
+    assert not has_dropout(tiny_model("bert", dropout=0.0))
+    assert not has_dropout(adapted(0.0))
 
 
 def test_at_a_rate_of_0_nothing_is_drawn():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothtune.nn.gradients import AccumulatedLoss
+from smoothtune.nn.gradients import AccumulatedLoss, multiplied, plus
 
 
 def weights(*values):
@@ -66,3 +66,26 @@ def test_what_does_not_train_gets_no_gradient():
     losses.total().backward()
     assert model.weight.grad.tolist() == [[2, 5]]
     assert model.bias.grad is None
+
+
+def test_a_sum_leaves_out_what_a_loss_does_not_reach():
+    one, other = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+    for factor in (4.0, torch.tensor(4.0, dtype=torch.float64)):
+        (total,) = plus([one], [other], factor)
+        assert (total.tolist(), total.dtype) == ([13, 22], torch.float32)
+        total, first, second, none = plus(
+            [one, one, None, None], [other, None, other, None], factor
+        )
+        assert (total.tolist(), second.tolist(), none) == ([13, 22], [12, 20], None)
+        assert first is one
+    assert (one.tolist(), other.tolist()) == ([1, 2], [3, 5])
+
+
+def test_a_product_with_1_costs_nothing():
+    part = [torch.tensor([1.0, 2.0]), None]
+    assert multiplied(part, torch.tensor(1.0)) is part
+    for factor in (0.0, 2.0):
+        product, none = multiplied(part, torch.tensor(factor, dtype=torch.float64))
+        assert (product.tolist(), none) == ([factor, 2 * factor], None)
+    nothing = [None, None]
+    assert multiplied(nothing, torch.tensor(2.0)) is nothing

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from smoothtune.nn.hooks import PointReached, Tap, depth, module_at, tapped, token_std, width_at
+from smoothtune.nn.hooks import (
+    PointReached,
+    Tap,
+    depth,
+    module_at,
+    tapped,
+    token_rms,
+    token_std,
+    width_at,
+)
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -43,6 +52,22 @@ def test_standard_deviation_of_a_token():
     x = torch.tensor([[[1.0, 3.0], [2.0, 2.0]]], dtype=torch.float64)
     expected = torch.tensor([[[(1 + 1e-7) ** 0.5], [1e-7**0.5]]], dtype=torch.float64)
     torch.testing.assert_close(token_std(x), expected)
+
+
+def test_root_mean_square_of_a_token():
+    x = torch.tensor([[[1.0, 7.0], [0.0, 0.0]]], dtype=torch.float64)
+    expected = torch.tensor([[[(25 + 1e-12) ** 0.5], [1e-6]]], dtype=torch.float64)
+    torch.testing.assert_close(token_rms(x), expected)
+
+
+def test_a_relative_perturbation_counts_in_root_mean_squares():
+    model, states = tiny_model("bert"), []
+    delta = torch.randn(4, 6, 8, dtype=torch.float64)
+    with tapped(model, [], {0: delta}, hidden_states=states, relative=True) as taps:
+        model(**inputs())
+    x = taps[0].value
+    size = x.norm(dim=-1, keepdim=True) / 8**0.5
+    torch.testing.assert_close(states[0], x + size * delta)
 
 
 def test_a_perturbation_at_the_norm_counts_in_standard_deviations():

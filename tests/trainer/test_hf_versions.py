@@ -146,6 +146,24 @@ def test_an_order_of_rows_that_the_installed_version_lacks_is_refused(tmp_path):
         installed_names({"train_sampling_strategy": "batch_rebalance"})
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"train_sampling_strategy": "group_by_length"}, {"group_by_length": True}),
+        ({"train_sampling_strategy": "random"}, {"group_by_length": False}),
+        ({"warmup_steps": 0.25}, {"warmup_ratio": 0.25}),
+        ({"warmup_steps": 4.0}, {"warmup_steps": 4}),
+        ({"seed": 3}, {"seed": 3}),
+    ],
+)
+def test_an_old_version_is_given_the_names_it_knows(given, expected):
+    with (
+        mock.patch.object(hf_versions, "_SAMPLING_STRATEGY", False),
+        mock.patch.object(hf_versions, "_BEFORE_5", True),
+    ):
+        assert installed_names(given) == expected
+
+
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_the_order_of_rows_is_read_as_it_was_set(tmp_path, strategy):
     args = TrainingArguments(
