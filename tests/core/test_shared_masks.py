@@ -175,7 +175,7 @@ def test_some_rows_have_their_rows_of_a_mask_or_draw_it_again(lost) -> None:
     rows = torch.tensor([1])
 
     def mask(x: Tensor) -> Tensor:
-        return torch.empty_like(x).bernoulli_(0.9).div_(0.9)
+        return torch.ops.aten.div_.Scalar(torch.empty_like(x).bernoulli_(0.9), 0.9)
 
     torch.manual_seed(1)
     expected = mask(x)

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Trainer
+from transformers import LlamaForCausalLM, Trainer
 
 from helpers.causal import (
     LANGUAGE_MODELS,
@@ -24,6 +24,7 @@ from smoothtune.nn import causal_lm
 from smoothtune.nn.causal_lm import by_example, next_token_loss, target_mask
 from smoothtune.nn.model_facts import is_causal_lm
 from smoothtune.testing import (
+    ARCHITECTURES,
     all_in_float64,
     fixed_draws,
     has_right_gradient,
@@ -36,6 +37,7 @@ from smoothtune.testing import (
     tiny_model,
 )
 from smoothtune.testing.contract import Models
+from smoothtune.testing.tiny import random_model
 
 LITERAL = {  # name -> fields, and what is compared: symmetric KL, KL from the clean pass, task loss
     "r3f": ({"noise": "normal", "sigma": 0.1}, "symmetric"),
@@ -278,6 +280,25 @@ def test_l2_sp_pulls_the_language_model_head_towards_its_pre_trained_values():
     objective = Objective(METHODS["l2_sp"]()).attach(model)
     objective(model, language_batch())
     assert objective.terms["loss/l2_sp"] == 0
+
+
+class NamedInputs(LlamaForCausalLM):
+    """Its forward takes what it reads and nothing else."""
+
+    def forward(self, input_ids, attention_mask, labels=None, use_cache=None):
+        outputs = super().forward(input_ids, attention_mask, use_cache=use_cache)
+        if labels is not None:
+            outputs.loss = self.loss_function(outputs.logits, labels, outputs.logits.shape[-1])
+        return outputs
+
+
+def test_the_number_of_labels_is_not_given_to_the_model():
+    model, batch = random_model(NamedInputs, ARCHITECTURES["llama"]()), language_batch()
+    assert is_causal_lm(model)
+    found, _ = next_token_loss(model, batch)
+    count = batch.pop("num_items_in_batch")
+    own = model(**batch).loss.double()
+    torch.testing.assert_close(found * count / 10, own, rtol=1e-6, atol=0)
 
 
 def test_only_label_tokens_reach_the_head():

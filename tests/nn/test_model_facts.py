@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
     BartConfig,
@@ -50,7 +51,13 @@ from smoothtune import (
     NonFiniteLoss,
     Objective,
 )
-from smoothtune.nn.model_facts import _calls_loss_function, is_causal, is_causal_lm
+from smoothtune.nn.model_facts import (
+    _calls_loss_function,
+    added_loss,
+    has_labels,
+    is_causal,
+    is_causal_lm,
+)
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, VOCABULARY, random_model
 
@@ -218,6 +225,30 @@ def test_the_router_loss_of_a_mixture_of_experts_is_part_of_the_task():
     torch.testing.assert_close(ours, own)
     without, _ = task_loss(model, batch | {"output_router_logits": False}, R3F(weight=1.0))
     assert own - without > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_losses_that_a_model_or_its_adapters_add_are_known():
+    def adapted(config):
+        return get_peft_model(random_model(LlamaForCausalLM, ARCHITECTURES["llama"]()), config)
+
+    target = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    assert added_loss(adapted(LoraConfig(r=2, **target)), {}) is None
+    orthogonal = adapted(AdaLoraConfig(init_r=2, target_r=1, total_step=10, **target))
+    assert "orth_reg_weight" in added_loss(orthogonal, {})
+    model = random_model(LlamaForCausalLM, ARCHITECTURES["llama"]())
+    assert added_loss(model, {}) is None
+    assert "router" in added_loss(model, {"output_router_logits": True})
+    model.config.text_config = MixtralConfig(output_router_logits=True)  # as of images and texts
+    assert "router" in added_loss(model, {})
+    assert added_loss(model, {"output_router_logits": False}) is None
+
+
+def test_a_batch_that_asks_for_a_loss_has_one():
+    model, batch = tiny_model("bert"), {"input_ids": tiny_batch()["input_ids"]}
+    assert not has_labels(model, batch)
+    assert not has_labels(model, batch | {"return_loss": False})
+    assert has_labels(model, batch | {"return_loss": True})
 
 
 class OtherLoss(LlamaForCausalLM):
