@@ -52,6 +52,10 @@ def test_keeps_exactly_the_fraction_of_equal_values(values, dtype):
 def test_the_largest_of_different_values(dtype):
     values = torch.tensor([5.0, 1.0, 4.0, 2.0, 6.0, 3.0], dtype=dtype)
     assert top_fraction(values, 0.5).tolist() == [True, False, True, False, True, False]
+    values = torch.tensor(
+        [1.0, 3.0, 1.0, 2.0, 1.0, 1.0]
+    )  # two above the threshold, one of four at it
+    assert top_fraction(values, 0.5).tolist() == [True, True, False, True, False, False]
 
 
 def test_zero_is_never_salient():
