@@ -76,7 +76,11 @@ for name, fields in SHARES_TESTED.items():
             optimizer.step()
             optimizer.zero_grad()
     weights = {n: weight.full_tensor() for n, weight in model.state_dict().items()}
+    state = objective.strengths.state_dict()
+    losses = state[f"sums.{name}"][5:]  # of this process's own rows
+    torch.distributed.all_reduce(losses)
+    losses /= torch.distributed.get_world_size()
     if rank == 0:
         torch.save(weights, f"{output}/share-{name}.pt")
-        torch.save(objective.strengths.state_dict(), f"{output}/strength-{name}.pt")
+        torch.save(state, f"{output}/strength-{name}.pt")
 leave()

@@ -59,7 +59,10 @@ def test_a_share_is_that_of_the_reduced_gradients(method, on_two):
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
     state = torch.load(on_two / f"strength-{method}.pt", weights_only=True)
     for key, expected in objective.strengths.state_dict().items():
-        torch.testing.assert_close(state[key], expected, rtol=1e-3, atol=1e-3, msg=key)
+        parts = slice(6) if key.startswith("sums") else ...  # last: of each batch, if it were alone
+        torch.testing.assert_close(
+            state[key][parts], expected[parts], rtol=1e-3, atol=1e-3, msg=key
+        )
 
 
 @pytest.mark.slow
