@@ -150,12 +150,10 @@ class Clock(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         """Start at the first step that counts."""
-        """Start at the first step that counts."""
         if state.global_step == WARM_UP:
             self.start = time.thread_time()
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Stop after the last one."""
         """Stop after the last one."""
         if state.global_step == STEPS:
             self.seconds = (time.thread_time() - self.start) / (STEPS - WARM_UP)

@@ -20,12 +20,11 @@ from smoothtune.nn.architecture import (
     pooled_positions,
     trainable,
     trained_weights,
-    transformer,
     unwrap,
     weights_of,
     word_embeddings,
 )
-from smoothtune.nn.model_facts import is_causal, is_causal_lm
+from smoothtune.nn.model_facts import is_causal, is_causal_lm, transformer
 from smoothtune.testing import ARCHITECTURES, tiny_model
 
 PARTS = {  # architecture -> base model, word embeddings, blocks
@@ -166,7 +165,10 @@ class Holder(nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.first = inner
-        self.transformers_model = inner
+
+    @property
+    def transformers_model(self):
+        return self.first
 
 
 def test_the_transformer_inside_an_embedding_model():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -290,4 +291,4 @@ class LossSum:
 
 def total_of(losses: Sequence[Tensor]) -> Tensor:
     """() the sum of losses ()."""
-    return losses[0] if len(losses) == 1 else torch.stack(list(losses)).sum()
+    return reduce(torch.add, losses)

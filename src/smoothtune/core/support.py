@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
-from smoothtune.nn.architecture import blocks, is_fsdp1, transformer, unwrap
+from smoothtune.nn.architecture import blocks, is_fsdp1, unwrap
 from smoothtune.nn.distributed import casts, shards
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
 from smoothtune.nn.hf_versions import recomputes_hooks
@@ -28,6 +28,7 @@ from smoothtune.nn.model_facts import (
     predicts_tokens,
     reads_text,
     sides_of,
+    transformer,
 )
 
 _FLOAT32 = (

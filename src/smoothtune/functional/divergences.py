@@ -97,7 +97,7 @@ def divergence(
         head_measure = squared_error if head_p.regression else measure
         logits = constant(head_p.logits) if detach_p else head_p.logits
         values.append(head_mean(in_chunks(head_measure, logits, head_q.logits), head_p))
-    return torch.stack(values).mean()
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 def jensen_shannon(logits: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import embedding_table, transformer
+from smoothtune.nn.architecture import embedding_table
+from smoothtune.nn.model_facts import transformer
 
 NoiseKind = Literal["standard", "in_manifold"]
 RescaleOver = Literal["token", "sequence", "none"]

@@ -90,10 +90,12 @@ class R3F(Penalty):
         if self.compat and heads(clean.run())[0].regression:
             return None
         draws = rng.uniform_like if self.noise == "uniform" else rng.normal_like
-        z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
-        target = self.clean_target(clean.run())
+        embedded = clean.run().embeddings()
+        wide = torch.promote_types(embedded.dtype, torch.float32)
+        z = self.sigma * draws(embedded.to(wide)) * clean.mask[..., None]
+        target = self.clean_target(clean)
         noisy = target.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
-        self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)
+        self.diagnostics["delta_ratio"] = relative_norm(z, embedded, clean.mask)
         return divergence(target, noisy)
 
 

@@ -17,6 +17,7 @@ from smoothtune.nn.model_facts import (
     is_causal,
     is_encoder_decoder,
     reads_text,
+    transformer,
 )
 
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -82,11 +83,6 @@ def trained_weights(model: nn.Module, optimizer: Optimizer | None = None) -> lis
     numbers = {id(weight) for weight in own}
     outside = [weight for weight in held if id(weight) not in numbers]
     return own + outside if len(outside) < len(held) else own
-
-
-def transformer(model: nn.Module) -> nn.Module:
-    """The transformers model of an unwrapped model: itself, or what a SentenceTransformer holds."""
-    return getattr(model, "transformers_model", None) or model
 
 
 def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from smoothtune.nn.architecture import transformer
 from smoothtune.nn.hf_versions import can_change_attention
+from smoothtune.nn.model_facts import transformer
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 

@@ -30,11 +30,10 @@ from smoothtune.nn.architecture import (
     embedding_norm,
     embedding_table,
     stack,
-    transformer,
     unwrap,
     word_embeddings,
 )
-from smoothtune.nn.model_facts import Side, sides_of
+from smoothtune.nn.model_facts import Side, sides_of, transformer
 
 Point = Literal["word", "normalized"] | int
 Layer = Literal["word"] | NonNegativeInt  # a point, as a field of a method

@@ -33,11 +33,20 @@ ENCODERS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet", "cpm
 ENCODER_DECODERS = {"bart", "mbart", "t5"}
 
 
+def transformer(model: nn.Module) -> nn.Module:
+    """The transformers model of an unwrapped model: itself, or what a SentenceTransformer holds.
+
+    The class is asked, as it is often in a step: a module is slow to say what it has not.
+    """
+    holds_one = hasattr(type(model), "transformers_model")
+    return cast(Any, model).transformers_model or model if holds_one else model
+
+
 def declaring(model: nn.Module) -> nn.Module:
     """The transformers model of an unwrapped model, without PEFT's or a SentenceTransformer's."""
-    if hasattr(model, "peft_config") and callable(getattr(model, "get_base_model", None)):
-        model = model.get_base_model()  # type: ignore[operator]
-    return getattr(model, "transformers_model", None) or model
+    if hasattr(type(model), "get_base_model"):
+        model = cast(Any, model).get_base_model()
+    return transformer(model)
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
@@ -55,7 +64,7 @@ def is_seq2seq_lm(model: nn.Module) -> bool:
     """Whether an unwrapped model's loss is the mean cross entropy of its decoder's label tokens."""
     model = declaring(model)
     kind = getattr(getattr(model, "config", None), "model_type", "")
-    return is_encoder_decoder(model) and kind in ENCODER_DECODERS and has_vocabulary_head(model)
+    return kind in ENCODER_DECODERS and is_encoder_decoder(model) and has_vocabulary_head(model)
 
 
 def _adapters(model: nn.Module) -> list[Any]:
@@ -93,10 +102,10 @@ def is_causal_lm(model: nn.Module) -> bool:
 
     model = declaring(model)
     return (
-        has_vocabulary_head(model)
+        _calls_loss_function(cast(Any, type(model)))
+        and has_vocabulary_head(model)
         and not is_encoder_decoder(model)
         and reads_text(model)
-        and _calls_loss_function(cast(Any, type(model)))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
     )
 

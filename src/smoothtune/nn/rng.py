@@ -91,7 +91,7 @@ def normal_like(x: Tensor) -> Tensor:
 
 def uniform_like(x: Tensor) -> Tensor:
     """Draws from U(-1, 1) of the shape and type of `x`."""
-    return torch.rand_like(x, requires_grad=False).mul_(2).sub_(1)
+    return torch.empty_like(x, requires_grad=False).uniform_(-1, 1)
 
 
 def keep_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
