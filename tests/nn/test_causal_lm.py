@@ -164,6 +164,22 @@ def test_task_loss_is_the_models_own(architecture):
         torch.testing.assert_close(loss, literal_loss(model, batch), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize(("name", "losses"), [("r3f", 1), ("vat", 1), ("r_drop", 2)])
+def test_a_pass_whose_loss_nobody_asks_for_computes_none(name, losses, monkeypatch):
+    model, batch, computed = tiny_language_model("llama"), language_batch(), []
+    objective = Objective(METHODS[name]()).attach(model)
+    objective(model, batch)  # compares the loss with the model's own
+    label_losses = causal_lm.label_losses
+
+    def counted(*rows, **fields):
+        computed.append(rows)
+        return label_losses(*rows, **fields)
+
+    monkeypatch.setattr(causal_lm, "label_losses", counted)
+    objective(model, batch)
+    assert len(computed) == losses
+
+
 ONE_MODEL = ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("opt", "gpt2"))]
 
 

@@ -89,7 +89,7 @@ def _check_names(model: nn.Module, outputs: Any) -> None:
 class Result(NamedTuple):
     """What a forward computed."""
 
-    loss: Tensor | None
+    loss: Tensor | Callable[[Any], Tensor | None] | None  # or what computes it from the outputs
     outputs: Any
     hidden_states: list[Tensor] | None
     values: dict[Point, Tensor]  # (B, T, D) at every point before the perturbation, with graph
@@ -130,15 +130,19 @@ class PassResults:
             RuntimeError: the pass has some rows of a batch.
             ValueError: a batch that counts as labeled has given no loss.
         """
-        loss = self._finished.loss
+        result = self._finished
         if self._full or (self._clean and self._clean._full):
             raise RuntimeError(
                 "with rows below 1 a term cannot hold the task loss, which may be no mean over "
                 "examples: leave rows at 1, or give the method every=k"
             )
-        if self.labeled and loss is None:
+        if not self.labeled:
+            return None
+        loss = result.loss(result.outputs) if callable(result.loss) else result.loss
+        if loss is None:
             raise ValueError(NO_LOSS)
-        return loss if self.labeled else None
+        self._result = result._replace(loss=loss)
+        return loss
 
     @property
     def outputs(self) -> Any:

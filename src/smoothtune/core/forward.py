@@ -6,9 +6,9 @@ Shapes, here and everywhere: B batch, T tokens, D width, C classes, L layers, K 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property, partial
 from typing import Any, Literal, Self
 
 import torch
@@ -25,6 +25,7 @@ from smoothtune.core.compute_loss import (
 )
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import pooled_positions, trained_weights, unwrap
+from smoothtune.nn.causal_lm import NextTokenLoss
 from smoothtune.nn.dropout import Rate, SharedMasks, dropout_rates, evaluating, unchanged_weights
 from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 from smoothtune.nn.model_facts import SPANS, Side, has_labels, tokens_and_mask, with_decoder_inputs
@@ -133,7 +134,7 @@ class ForwardPass(PassResults):
         """(B, T) True on real tokens, False on padding."""
         return self._tokens[1]
 
-    @functools.cached_property
+    @cached_property
     def _tokens(self) -> tuple[Tensor, Tensor]:
         return tokens_and_mask(unwrap(self.model), self.batch, self.side)
 
@@ -189,12 +190,19 @@ class ForwardPass(PassResults):
             self._fixed_start()
             # a copy for each pass: some models clamp the positions of answers in place
             spans = {name: self.batch[name].clone() for name in SPANS if name in self.batch}
-            loss, outputs = loss_and_outputs(self.compute_loss(self.model, {**self.batch, **spans}))
+            loss, outputs = self._loss_and_outputs({**self.batch, **spans})
             self.end = rng.get_state(self.device)
         values = {point: tap.value for point, tap in taps.items() if tap.value is not None}
         self._result = Result(loss, outputs, states, values)
         self._values |= {point: value.detach() for point, value in values.items()}
         return self
+
+    def _loss_and_outputs(self, batch: dict[str, Any]) -> tuple[Any, Any]:
+        """A language model's loss, over its whole vocabulary, is computed if it is asked for."""
+        if isinstance(self.compute_loss, NextTokenLoss):
+            outputs = self.compute_loss.outputs(self.model, batch)
+            return partial(self.compute_loss.loss, batch=batch), outputs
+        return loss_and_outputs(self.compute_loss(self.model, batch))
 
     def at(
         self,

@@ -13,6 +13,7 @@ all logits.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -67,48 +68,68 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     return count.where(count > 0, 1)
 
 
-def next_token_loss(
-    model: nn.Module, batch: dict[str, Any], *, smoothing: float = 0.0
-) -> tuple[Tensor | None, Any]:
-    """Run a language model with its head on the label tokens only.
+@dataclass(frozen=True)
+class NextTokenLoss:
+    """Runs a language model with its head on the label tokens only.
 
-    Args:
-        model: as the loop holds it, wrappers included.
-        batch: model inputs by name.
-        smoothing: probability that label smoothing spreads over all tokens, in [0, 1).
-
-    Returns:
-        () sum of the cross entropies over `num_items`, None without labels; and the outputs, whose
-        `logits` are (N, V), or (B, T, V) where the model adds another loss.
-
-    Raises:
-        ValueError: the batch holds `shift_labels`, labels that are shifted already; or the model
-            has other positions than the batch's tokens.
+    Called with a model and a batch, as any loss function. The outputs alone are what a pass needs
+    whose predictions are compared, and whose loss nobody asks for.
     """
-    if "shift_labels" in batch:
-        raise ValueError(
-            "shift_labels are not supported: give the batch `labels`, which the loss shifts"
-        )
-    if added_loss(unwrap(model), batch):
-        outputs = model(**{"use_cache": False} | batch)
-        return outputs.get("loss"), outputs
-    batch = with_decoder_inputs(unwrap(model), batch)
-    inputs = {k: v for k, v in batch.items() if k not in ("labels", "num_items_in_batch")}
 
-    def choose(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (_before_labels(args[0], batch)[None], *args[1:])
+    smoothing: float = 0.0
+    """Probability that label smoothing spreads over all tokens, in [0, 1)."""
 
-    head: Any = unwrap(model)
-    handle = head.get_output_embeddings().register_forward_pre_hook(choose)
-    try:
-        outputs = model(**{"use_cache": False} | inputs)
-    finally:
-        handle.remove()
-    logits = outputs["logits"][0]
-    if "labels" not in batch:
-        return None, {"logits": logits}
-    losses = in_chunks(partial(label_losses, smoothing=smoothing), logits, targets(batch))
-    return losses.sum() / num_items(batch), {"logits": logits}
+    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+        """Loss and outputs.
+
+        Args:
+            model: as the loop holds it, wrappers included.
+            batch: model inputs by name.
+
+        Returns:
+            () sum of the cross entropies over `num_items`, None without labels; and the outputs,
+            whose `logits` are (N, V), or (B, T, V) where the model adds another loss.
+
+        Raises:
+            ValueError: the batch holds `shift_labels`, labels that are shifted already; or the
+                model has other positions than the batch's tokens.
+        """
+        outputs = self.outputs(model, batch)
+        return self.loss(outputs, with_decoder_inputs(unwrap(model), batch)), outputs
+
+    def outputs(self, model: nn.Module, batch: dict[str, Any]) -> Any:
+        """The outputs alone."""
+        if "shift_labels" in batch:
+            raise ValueError(
+                "shift_labels are not supported: give the batch `labels`, which the loss shifts"
+            )
+        if added_loss(unwrap(model), batch):
+            return model(**{"use_cache": False} | batch)
+        batch = with_decoder_inputs(unwrap(model), batch)
+        inputs = {k: v for k, v in batch.items() if k not in ("labels", "num_items_in_batch")}
+
+        def choose(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (_before_labels(args[0], batch)[None], *args[1:])
+
+        head: Any = unwrap(model)
+        handle = head.get_output_embeddings().register_forward_pre_hook(choose)
+        try:
+            outputs = model(**{"use_cache": False} | inputs)
+        finally:
+            handle.remove()
+        return {"logits": outputs["logits"][0]}
+
+    def loss(self, outputs: Any, batch: Mapping[str, Any]) -> Tensor | None:
+        """() the loss of outputs, of a batch that holds what a decoder reads."""
+        if "labels" not in batch or "loss" in outputs:
+            return outputs.get("loss")
+        of_labels = partial(label_losses, smoothing=self.smoothing)
+        losses = in_chunks(of_labels, outputs["logits"], targets(batch))
+        return losses.sum() / num_items(batch)
+
+
+next_token_loss = NextTokenLoss()
+"""Without label smoothing."""
 
 
 def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from smoothtune.core.packed_rows import unpacked
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype
-from smoothtune.nn.causal_lm import next_token_loss, target_mask
+from smoothtune.nn.causal_lm import NextTokenLoss, next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
 from smoothtune.nn.model_facts import added_loss, predicts_tokens, with_decoder_inputs
@@ -155,7 +155,7 @@ class TrainerLoss:
             mean = self.parts.mean_items(batch, unlabeled)
             items = torch.as_tensor(mean * rows).float()
             batch = self._sequences(batch) | {"num_items_in_batch": items}
-            smoothed = partial(next_token_loss, smoothing=self.smoothing)
+            smoothed = NextTokenLoss(self.smoothing)
             return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows, weights)
         if unlabeled:
             batch["unlabeled"] = True
