@@ -90,9 +90,10 @@ class R3F(Penalty):
         if self.compat and heads(clean.run())[0].regression:
             return None
         draws = rng.uniform_like if self.noise == "uniform" else rng.normal_like
+        real = clean.mask[..., None]
         embedded = clean.run().embeddings()
         wide = torch.promote_types(embedded.dtype, torch.float32)
-        z = self.sigma * draws(embedded.to(wide)) * clean.mask[..., None]
+        z = self.sigma * draws(embedded.to(wide)) * real
         target = self.clean_target(clean)
         noisy = target.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
         self.diagnostics["delta_ratio"] = relative_norm(z, embedded, clean.mask)

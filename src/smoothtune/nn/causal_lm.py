@@ -12,6 +12,7 @@ A model that adds another loss, as a mixture of experts that of its router, comp
 all logits.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -212,7 +213,7 @@ def in_chunks(function: Callable[..., Tensor], first: Tensor, *others: Tensor) -
         first: (N, ..., V), whose rows have the size that decides how many a chunk holds.
         others: (N, ...).
     """
-    rows = max(1, CHUNK // max(1, first[:1].numel()))
+    rows = max(1, CHUNK // max(1, math.prod(first.shape[1:])))
     if len(first) <= rows:
         return function(first, *others)
     parts = zip(*(tensor.split(rows) for tensor in (first, *others)), strict=True)
