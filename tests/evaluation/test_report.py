@@ -1,6 +1,7 @@
 """`smoothtune report`: what it says, and what hostile names cannot do."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -186,7 +187,30 @@ def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
     assert "accuracy +0.200" in comparison(plain, far, found)
     small = {"accuracy": paired_differences(plain, near)["accuracy"]}
     assert not small["accuracy"].excludes_zero
-    assert "do not differ beyond" in comparison(plain, near, small)
+    text = comparison(plain, near, small)
+    assert "do not differ beyond" in text
+    assert "nor in" not in text  # a single metric has been compared
+
+
+def test_better_probabilities_decide_where_the_main_metric_does_not(
+    evaluated: Path, tmp_path: Path
+) -> None:
+    copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
+    for copy in copies:
+        predicted(copy, 150)
+    sure = copies[0] / "predictions.csv"  # wrong as often, and surer of it
+    sure.write_text(re.sub(r",(-?1)$", r",\g<1>000", sure.read_text(), flags=re.M))
+    first, second = load_runs(copies)
+    found = paired_differences(first, second)
+    assert found["accuracy"].value == 0
+    assert found["nll"].excludes_zero
+    text = comparison(first, second, found)
+    assert text.startswith("Prefer b for its probabilities. b differs from a")
+    back = comparison(second, first, paired_differences(second, first))
+    assert back.startswith("Prefer b for its probabilities. a differs from b")
+    alike = comparison(first, second, dict.fromkeys(found, Effect(0.1, (-0.2, 0.3))))
+    assert "accuracy +0.100 (95 % interval -0.200 to +0.300), nor in " in alike
+    assert "nll" in alike
 
 
 def test_a_few_rows_are_no_reason_to_prefer_a_model(evaluated: Path, tmp_path: Path) -> None:
@@ -200,7 +224,7 @@ def test_a_few_rows_are_no_reason_to_prefer_a_model(evaluated: Path, tmp_path: P
         assert found["accuracy"].excludes_zero == (total == 6)
         text = comparison(first, second, found)
         assert text.startswith("Prefer b") == (total == 6)
-        assert ("noise of the evaluated examples: accuracy +1.000. Evaluate" in text) == (total < 6)
+        assert ("noise of the evaluated examples: accuracy +1.000, nor in" in text) == (total < 6)
 
 
 @pytest.mark.parametrize(("more", "shown"), [(5, False), (6, True)])

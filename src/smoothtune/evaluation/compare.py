@@ -17,6 +17,9 @@ from smoothtune.tasks.presets import TASK_CLASSES
 FEWEST_PAIRS = 6
 """Rows that must differ for a difference to be shown: five all differ alike once in 16 times."""
 
+PROBABILITIES = ("brier", "nll")
+"""Metrics of the probabilities of classes, of which less is better."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -155,7 +158,10 @@ def _few_rows_differ(
 
 
 def comparison(first: Run, other: Run, gaps: Mapping[str, Effect] | None) -> str:
-    """The metrics in which two runs differ by more than the sampling error of the examples."""
+    """What two runs differ in by more than the sampling error of the examples, and which to take.
+
+    The main metric decides, or else the probabilities of classes.
+    """
     if gaps is None:
         return (
             f"{other.name} and {first.name} were not evaluated on the same examples, so their "
@@ -163,13 +169,18 @@ def comparison(first: Run, other: Run, gaps: Mapping[str, Effect] | None) -> str
         )
     main, beyond = next(iter(gaps)), [name for name, gap in gaps.items() if gap.excludes_zero]
     if not beyond:
+        others = [name for name in gaps if name != main]
         return (
             f"{other.name} and {first.name} do not differ beyond the noise of the evaluated "
-            f"examples: {_signed(main, gaps[main])}. Evaluate more rows, or take the cheaper one."
+            f"examples: {_signed(main, gaps[main])}{', nor in ' * bool(others)}"
+            f"{', '.join(others)}. Evaluate more rows, or take the cheaper one."
         )
     choice = ""
+    lower = {gaps[name].value < 0 for name in PROBABILITIES if name in beyond}
     if main in beyond:
         choice = f"Prefer {(other if gaps[main].value > 0 else first).name}. "
+    elif len(lower) == 1:
+        choice = f"Prefer {(other if True in lower else first).name} for its probabilities. "
     return (
         f"{choice}{other.name} differs from {first.name} beyond the noise of the evaluated "
         f"examples in {'; '.join(_signed(name, gaps[name]) for name in beyond)}. Another training "
