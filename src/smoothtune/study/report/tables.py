@@ -125,8 +125,17 @@ def _with_p(item: Comparison | None) -> str:
     """A difference with its corrected p-value."""
     if item is None:
         return DASH
-    value = f"{item.difference.value:+.4f}"
+    value = _signed(item.difference.value)
     return value if item.p_holm is None else f"{value} ({p_text(item.p_holm)})"
+
+
+def _signed(value: float) -> str:
+    """With four digits after the point, or one digit that counts where these would be zeros.
+
+    >>> _signed(0.01234), _signed(-0.00002), _signed(0.0)
+    ('+0.0123', '-2e-05', '+0.0000')
+    """
+    return f"{value:+.1g}" if 0 < abs(value) < 5e-5 else f"{value:+.4f}"
 
 
 def over_tasks_table(compared: Mapping[str, Sequence[Comparison]]) -> Table:
