@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from smoothtune.errors import DataError, ModelError
 
 MIN_CACHED_ROWS = 20_000
 """Number of rows from which tokenizing shows a progress bar and is cached."""
+ENCODED_BY = ("smoothtune", "transformers", "tokenizers")
+"""Packages of which another version may make other rows."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,15 @@ def encoded_rows(
 ) -> Dataset:
     """Encode examples batch by batch; the rows of a large split are cached by `datasets`.
 
-    The tokenizer, which `encoder` uses, and `content`, the fingerprint of the examples, are parts
-    of the cache's key. `num_proc`: processes; None: this one, with the threads of the tokenizer.
+    The tokenizer, which `encoder` uses, `content`, the fingerprint of the examples, and the
+    versions of `ENCODED_BY` are parts of the cache's key. `num_proc`: processes; None: this one, with the threads of the tokenizer.
     """
     examples = examples.with_format("arrow" if encoder.arrow else None)
     cached = len(examples) >= encoder.min_cached
     state = f"{encoder.settings} {content}"
     if cached:  # else the key names nothing, and hashing a tokenizer takes a second
         encoder.encode(examples[:1])  # changes its settings: all runs hash the same state
-        state += f" {Hasher.hash(tokenizer)}"
+        state += f" {Hasher.hash(tokenizer)} {[version(name) for name in ENCODED_BY]}"
     # datasets adds the number of the process, and allows 64 characters
     key = hashlib.sha256(state.encode()).hexdigest()[:40]
     with progress_bars(shown=cached), cache_with_room():
