@@ -51,7 +51,8 @@ def encoded_rows(
     """Encode examples batch by batch; the rows of a large split are cached by `datasets`.
 
     The tokenizer, which `encoder` uses, `content`, the fingerprint of the examples, and the
-    versions of `ENCODED_BY` are parts of the cache's key. `num_proc`: processes; None: this one, with the threads of the tokenizer.
+    versions of `ENCODED_BY` are parts of the cache's key. `num_proc`: processes; None: this one,
+    with the threads of the tokenizer.
     """
     examples = examples.with_format("arrow" if encoder.arrow else None)
     cached = len(examples) >= encoder.min_cached

@@ -119,6 +119,17 @@ def test_probabilities_that_are_not_shown_to_be_better_are_not_advised() -> None
     assert worse.text.startswith("Use plain")
 
 
+def test_better_probabilities_at_an_open_score_are_told() -> None:
+    twice = [2 * x for x in LOWER_NLL]
+    nll = {"loose": [LOWER_NLL], "low": [twice]}
+    advice = decision(content({"loose": [NOISE], "low": [[-x for x in BETTER]]}, nll=nll))
+    assert advice.text.startswith("Use plain: loose is ahead of it by +0.2 points [")
+    assert ". Probabilities are better with loose: NLL -0.050 [" in advice.text
+    assert "Whether its score is lower is not decided: +0.2 points [" in advice.text
+    alone = decision(content({"low": [[-x for x in BETTER]]}, nll={"low": [twice]}))
+    assert "Probabilities" not in alone.text  # its score is shown to be lower
+
+
 def test_a_better_score_comes_first() -> None:
     advice = decision(content({"good": [BETTER]}, nll={"good": [LOWER_NLL]}))
     assert "probabilities" not in advice.text

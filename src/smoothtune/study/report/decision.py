@@ -1,6 +1,6 @@
 """What a study tells its reader to do, in one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -43,7 +43,10 @@ def decision(content: StudyContent) -> Sentence:
     if better := _better(compared):
         best = max(better, key=lambda item: item.gap)
         return _use(content, best, best.method, _shown(best))
-    return _better_probabilities(content, compared) or _undecided(content, compared)
+    if advice := _better_probabilities(content, compared):
+        return advice
+    advice = _undecided(content, compared)
+    return advice._replace(text=advice.text + _at_an_open_score(content, compared))
 
 
 def _better(compared: Sequence[Comparison]) -> list[Comparison]:
@@ -69,18 +72,45 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
         for item in scores
         if (interval := item.difference.interval) and interval[0] > -MARGIN
     }
+    best = _best_probabilities(content, kept)
+    if best is None:
+        return None
+    score = kept[best.method]
+    how = f"lower by less than {POINTS * MARGIN:.1f} points" if _is_lower(score) else "not lower"
+    beside = f" Its score is {how}: {_shown(score)}."
+    return _use(
+        content, best, f"{best.method} for better probabilities", _probability(best), beside
+    )
+
+
+def _best_probabilities(content: StudyContent, methods: Container[str]) -> Comparison | None:
+    """The lowest NLL, or else Brier score, that is shown to be better, of some methods."""
     for measure in PROBABILITIES:
-        better = [item for item in _better(content.overall(measure)) if item.method in kept]
+        better = [item for item in _better(content.overall(measure)) if item.method in methods]
         if better:
-            best = min(better, key=lambda item: item.gap)
-            score = kept[best.method]
-            is_lower = score.difference.excludes_zero and score.gap < 0
-            how = f"lower by less than {POINTS * MARGIN:.1f} points" if is_lower else "not lower"
-            difference = f"{SECONDARY[measure]} {effect_text(best.difference, 1, '+.3f')}"
-            beside = f" Its score is {how}: {_shown(score)}."
-            what = f"{best.method} for better probabilities"
-            return _use(content, best, what, difference, beside)
+            return min(better, key=lambda item: item.gap)
     return None
+
+
+def _probability(item: Comparison) -> str:
+    return f"{SECONDARY[item.measure]} {effect_text(item.difference, 1, '+.3f')}"
+
+
+def _is_lower(score: Comparison) -> bool:
+    return score.difference.excludes_zero and score.gap < 0
+
+
+def _at_an_open_score(content: StudyContent, scores: Sequence[Comparison]) -> str:
+    """A method with better probabilities whose score may be lower, for all that is known."""
+    kept = {item.method: item for item in scores if not _is_lower(item)}
+    best = _best_probabilities(content, kept)
+    if best is None:
+        return ""
+    return (
+        f" Probabilities are better with {best.method}: {_probability(best)}, p = "
+        f"{best.p_holm:.2g} after Holm's correction. Whether its score is lower is not decided: "
+        f"{_shown(kept[best.method])}."
+    )
 
 
 def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
