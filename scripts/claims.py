@@ -266,8 +266,11 @@ def _value(run: dict[str, Any], measure: str) -> float | None:
 def temperature_table(all_runs: pd.DataFrame) -> str:
     """NLL of every method as it is, minus that of plain with a temperature."""
     rows = []
-    once = all_runs[~all_runs.duplicated("cell")]  # studies may share runs
-    for study, own in once.groupby("study", sort=False):
+    repeated = all_runs.duplicated("cell")  # studies may share runs: what a study adds, and plain
+    shown = all_runs[~repeated | (all_runs["method"] == PLAIN)]
+    for study, own in shown.groupby("study", sort=False):
+        if repeated[own.index].all():
+            continue
         values = [
             Value(ConditionKey(run["task"], run["model"], None), label, run["seed"], "nll", value)
             for run in own.to_dict("records")

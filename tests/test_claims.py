@@ -83,3 +83,18 @@ def test_a_method_is_compared_with_plain_after_a_temperature(nll, sentence):
     found = claims.temperature_table(pd.DataFrame(rows, columns=columns))
     (line,) = [line for line in found.splitlines() if "| lnsr |" in line]
     assert line.endswith(f"| {sentence} temperature scaling in NLL |")
+    assert "the same runs" not in found
+
+
+def test_a_study_may_take_its_runs_of_plain_from_another():
+    parts = json.dumps({claims.BEFORE: 0.9, claims.AFTER: 0.5})
+    rows = [
+        (study, f"{name} {seed}", "cola", "m", name, seed, parts)
+        for study, names in (("first", ("plain", "lnsr")), ("second", ("plain", "vat")))
+        for name in names
+        for seed in range(len(NOISE))
+    ]
+    columns = ["study", "cell", "task", "model", "method", "seed", "parts"]
+    found = claims.temperature_table(pd.DataFrame(rows, columns=columns))
+    assert [line for line in found.splitlines() if "first" in line and "| lnsr |" in line]
+    assert [line for line in found.splitlines() if "second" in line and "| vat |" in line]
