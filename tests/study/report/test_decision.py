@@ -126,6 +126,8 @@ def test_better_probabilities_at_an_open_score_are_told() -> None:
     assert advice.text.startswith("Use plain: loose is ahead of it by +0.2 points [")
     assert ". Probabilities are better with loose: NLL -0.050 [" in advice.text
     assert "Whether its score is lower is not decided: +0.2 points [" in advice.text
+    of_two = decision(content({"loose": [NOISE] * 2}, nll={"loose": [LOWER_NLL] * 2})).text
+    assert "] on average over 2 tasks, p = " in of_two
     alone = decision(content({"low": [[-x for x in BETTER]]}, nll={"low": [twice]}))
     assert "Probabilities" not in alone.text  # its score is shown to be lower
 
