@@ -96,13 +96,13 @@ def test_a_score_that_is_shown_to_be_lower_is_not_called_not_lower() -> None:
     assert "Its score is lower by less than 0.5 points: -0.3 points [" in advice.text
 
 
-@pytest.mark.parametrize("nll", [None, {"good": [LOWER_NLL]}])
-def test_advice_tells_of_failed_runs_of_its_method(nll: dict | None) -> None:
-    found = content({"good": [SLIGHT if nll else BETTER]}, nll=nll)
+@pytest.mark.parametrize("score", [BETTER, SLIGHT, NOISE])
+def test_advice_tells_of_failed_runs_of_its_method(score: list[float]) -> None:
+    found = content({"good": [score]}, nll={"good": [LOWER_NLL]})
     lost = {"planned": 8, "failed": {"nan": 2, "error": 1}}
     methods = [replace(m, **lost) if m.method == "good" else m for m in found.methods]
     advice = decision(replace(found, methods=methods))
-    assert advice.verdict == "fragile"
+    assert advice.verdict == ("note" if score is NOISE else "fragile")
     assert advice.text.endswith(". But 3 of its 8 runs failed, and are in no mean.")
 
 

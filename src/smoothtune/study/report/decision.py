@@ -109,7 +109,7 @@ def _at_an_open_score(content: StudyContent, scores: Sequence[Comparison]) -> st
     return (
         f" Probabilities are better with {best.method}: {_probability(best)}{where(best)}, p = "
         f"{best.p_holm:.2g} after Holm's correction. Whether its score is lower is not decided: "
-        f"{_shown(kept[best.method])}."
+        f"{_shown(kept[best.method])}.{_lost(content, best)}"
     )
 
 
