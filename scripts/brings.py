@@ -15,7 +15,7 @@ from smoothtune.report.plots import GRAY, drawn
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "results" / "runs.parquet"
 PICTURE = ROOT / "docs" / "brings.svg"
-STUDY = "fit-encoder"
+STUDY = "fit-fresh"
 TITLES = {"plain": "plain", "lnsr": "LNSR", "vat": "VAT"}
 MEASURES = {"score": "score: more is better", "ece": "calibration error: less is better"}
 BLUE = "#2f6db5"

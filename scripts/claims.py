@@ -61,7 +61,8 @@ methods. Of a spread, the ratio of variances is shown, with the test of Brown an
 
 Differences are in points of the score (0.01), of probabilities in their own units, of other
 quantities in percent of plain's. Methods ran with the fields that the study's page says, which
-are mostly this library's defaults and not the paper's.
+are mostly this library's defaults and not the paper's. Of two studies that train alike, a row has
+the seeds by which no method was chosen.
 
 **What is marked †.** These runs are of [before the bound](evidence.md): the term waited until the
 model had learned, or had a weight that did nothing. Nothing is refuted by them. A claim can be

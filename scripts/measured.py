@@ -34,6 +34,7 @@ COST = "benchmarks/results/cost-minilm-16x128"
 RUNS = ROOT / "results" / "runs.parquet"
 STUDIES = [
     "sizes",
+    "fit-fresh",
     "fit-encoder",
     "few-sample",
     "fresh-seeds",
@@ -47,7 +48,7 @@ STUDIES = [
     "adverse-fresh",
     "effect-fresh",
 ]
-UNTIMED = {"effect-fresh", "encoder", "fit-encoder", "sizes"}
+UNTIMED = {"effect-fresh", "encoder", "fit-encoder", "fit-fresh", "sizes"}
 """Studies that shared their machine with other work: their times say nothing."""
 MOVES = "Does it move what it is about?"
 EFFECTS = {

@@ -2,6 +2,9 @@
 
 python scripts/pairs.py uegr-dropout sst2 "uegr rates 0.1 to 0.5" "dropout 0.3"
 python scripts/pairs.py uegr-sizes "1,000 rows" "uegr rates 0.1 to 0.5" vat sizes
+python scripts/pairs.py fit-encoder+fit-fresh all vat plain
+
+Over `all` tasks the mean of those that both have; of several studies, joined by +, all seeds.
 """
 
 import json
@@ -13,24 +16,29 @@ from scipy import stats
 
 TEMPERATURE = "calibration/judged_rows_after"
 """Of rows on which no temperature was fitted, both ways with one."""
+COLUMNS = ["score", "nll", "brier", "ece", "noise"]
 
 
-def measures(study: str, task: str, method: str) -> pd.DataFrame:
-    """Score, NLL, Brier score and ECE, with a temperature too, by seed."""
+def measures(studies: str, task: str, method: str) -> pd.DataFrame:
+    """Score, NLL, Brier score, ECE and score under noise, by seed and task."""
     runs = pd.read_parquet(RUNS)
-    own = runs[(runs["study"] == study) & (runs["task"] == task) & (runs["method"] == method)]
-    table = own.set_index("seed")[["score", "nll", "brier", "ece"]]
+    runs = runs[runs["reported"] & runs["study"].isin(studies.split("+"))]
+    own = runs[runs["task"].isin(runs["task"] if task == "all" else [task])]
+    own = own[own["method"] == method]
+    table = own.set_index(["seed", "task"])[COLUMNS].astype(float)
     for name in ("nll", "brier"):
         read = [json.loads(x).get(f"{TEMPERATURE}/{name}") for x in own["parts"].fillna("{}")]
         table[f"{name} with a temperature"] = pd.array(read, dtype="Float64").to_numpy(float)
     return table
 
 
-def main(study: str, task: str, method: str, other: str, others_study: str = "") -> None:
+def main(studies: str, task: str, method: str, other: str, others_studies: str = "") -> None:
     """Print differences, their 95 % intervals by Student's t, and p before a correction."""
-    gaps = measures(study, task, method) - measures(others_study or study, task, other)
+    gaps = measures(studies, task, method) - measures(others_studies or studies, task, other)
     for name, column in gaps.items():
-        if len(values := column.dropna()) > 1:
+        by_task = column.unstack().dropna(axis="columns", how="all")
+        values = by_task.mean(axis="columns", skipna=False).dropna()
+        if len(values) > 1:
             test = stats.ttest_1samp(values, 0)
             low, high = test.confidence_interval()
             print(

@@ -30,6 +30,14 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
+class NotSupported(ValueError):
+    """A method that is not for this task, model or way to train; `refusals` say what to change."""
+
+    def __init__(self, refusals: Iterable[str]) -> None:
+        self.refusals = list(dict.fromkeys(refusals))
+        super().__init__("not supported:\n" + "\n".join(f"- {text}" for text in self.refusals))
+
+
 class LoraError(ConfigError):
     """Adapters that cannot be made or read; the message says what to do."""
 

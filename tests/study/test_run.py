@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -223,6 +224,26 @@ seeds: [0]
     run_study(study, folder, jobs=1, console=output.console)
     again = starts(folder)
     assert sorted(again.values()) == [1, 1, 2]  # an error may be mended; NaN is a result
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_method_that_is_not_for_the_task_is_left_out_and_fails_nothing(
+    write, tmp_path: Path, output: Output
+) -> None:
+    (scores := tmp_path / "scores").mkdir()
+    for name in ("train", "validation"):
+        rows = "".join(f"good bad {index},{index / 8}\n" for index in range(16))
+        (scores / f"{name}.csv").write_text("text,label\n" + rows)
+    file = write("methods: [lnsr, label_smoothing]\nseeds: [0]\nmore_epochs: null\n")
+    file.write_text(re.sub("data: .*", f"data: {scores}", file.read_text(), count=1))
+    content = run_study(load_study(file), tmp_path / "out", jobs=2, console=output.console)
+    status = {row["method"]: row["status"] for row in content["rows"]}
+    assert status == {"plain": "done", "lnsr": "done", "label_smoothing": "not supported"}
+    assert failed_runs(content) == ""
+    assert "2 of 2 runs are done, 0 failed. Not supported, and left out: label_smoothing on" in (
+        report := (tmp_path / "out" / "report.md").read_text().replace("\\", "")
+    )
+    assert "| not supported | label_smoothing needs one class number" in report
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
+from smoothtune.errors import NotSupported
 from smoothtune.nn.architecture import blocks, is_fsdp1, unwrap
 from smoothtune.nn.distributed import casts, shards
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
@@ -161,10 +162,10 @@ def refuse(refusals: list[str]) -> None:
     """Raise for what was found, all of it at once.
 
     Raises:
-        ValueError: there is a problem.
+        NotSupported: there is a problem.
     """
     if refusals:
-        raise ValueError("not supported:\n" + "\n".join(f"- {p}" for p in dict.fromkeys(refusals)))
+        raise NotSupported(refusals)
 
 
 def check(

@@ -27,8 +27,10 @@ STUDY, LOG = "study.json", "log.jsonl"
 FOLDERS = CELLS, FAILURES, TABLES = "cells", "failures", "tables"
 """Those that files are written into, one at a time."""
 
-Status = Literal["done", "nan", "killed", "out of memory", "error"]
+Status = Literal["done", "nan", "killed", "out of memory", "not supported", "error"]
 """How a run ended. "done" and "nan" are results and stay; the others are tried again."""
+NOT_SUPPORTED: Status = "not supported"
+"""A method that is not for this task or model: no failure, and nothing to mend."""
 STOPPED = 75
 """Exit code of a cell that a signal stopped."""
 RESULTS: tuple[Status, ...] = ("done", "nan")

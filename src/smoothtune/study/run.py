@@ -20,7 +20,16 @@ from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import SELECTION, Plan
 from smoothtune.study.pool import Ended, Pool, default_jobs
-from smoothtune.study.records import CELLS, FOLDERS, RESULTS, STUDY, Cell, Records, forget
+from smoothtune.study.records import (
+    CELLS,
+    FOLDERS,
+    NOT_SUPPORTED,
+    RESULTS,
+    STUDY,
+    Cell,
+    Records,
+    forget,
+)
 from smoothtune.study.worker import MODELS, WORK
 
 ATTEMPTS = 2
@@ -139,8 +148,9 @@ def _missing(cells: Sequence[Cell], records: Records, console: Console) -> list[
 
 
 def failed_runs(content: Mapping[str, Any]) -> str:
-    """How many runs of a study left no result, in words; empty if all did. NaN is a result."""
-    status = [run["status"] for run in content["failures"] if run["status"] not in RESULTS]
+    """How many runs of a study left no result that another try might, in words; "" for none."""
+    ended = (*RESULTS, NOT_SUPPORTED)
+    status = [run["status"] for run in content["failures"] if run["status"] not in ended]
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(status).items())
     return f"{counted(len(status), 'run')} failed ({kinds})" * bool(status)
 

@@ -22,6 +22,7 @@ from smoothtune.errors import (
     DataError,
     ModelError,
     NonFiniteLoss,
+    NotSupported,
     Stopped,
     is_out_of_memory,
 )
@@ -37,6 +38,7 @@ from smoothtune.run.train import Trained, fit, naming_memory
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.inputs import fingerprints_of
 from smoothtune.study.records import (
+    NOT_SUPPORTED,
     RESULTS,
     STOPPED,
     Cell,
@@ -95,6 +97,8 @@ def attempt(
         raise
     except Exception as error:
         traceback.print_exc()
+        if isinstance(error.__cause__, NotSupported):
+            return NOT_SUPPORTED, "; ".join(error.__cause__.refusals)
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
         if isinstance(error, NonFiniteLoss) or "is not finite" in str(error):
             return "nan", message

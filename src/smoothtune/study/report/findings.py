@@ -53,10 +53,13 @@ def _completeness(content: StudyContent) -> Sentence:
     failed = sum(sum(item.failed.values()) for item in content.methods)
     text = f"{done} of {planned} runs are done, {failed} failed."
     text += " Failed runs are in no mean." * (failed > 0)
-    absent = [item for item in content.methods if item.missing == item.planned]
+    absent = [item for item in content.methods if item.missing == item.planned > 0]
     if 0 < len(absent) <= MOST_NAMED:
         names = (f"{item.method} on {item.condition.title}" for item in absent)
         text += f" Nothing was run of {'; '.join(names)}."
+    refused = [f"{m.method} on {m.condition.title}" for m in content.methods if not m.planned]
+    if 0 < len(refused) <= MOST_NAMED:
+        text += f" Not supported, and left out: {'; '.join(refused)}."
     if few := most < ENOUGH_SEEDS:
         text += f" {_few_seeds(most)}"
     mixed = [name for name, values in content.versions.items() if len(values) > 1]

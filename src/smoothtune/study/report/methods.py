@@ -15,7 +15,7 @@ from smoothtune.study.comparison import (
     paired,
 )
 from smoothtune.study.fields import PLAIN, ConditionKey
-from smoothtune.study.records import Cell, Records
+from smoothtune.study.records import NOT_SUPPORTED, Cell, Records
 from smoothtune.study.report.statistics import (
     TrainingTime,
     time_ratio,
@@ -192,6 +192,7 @@ def _method_result(
         for measure, value in run.measures.items():
             samples.setdefault(measure, []).append(value)
     both = (pairs.values[0], pairs.plain[0]) if pairs else None
+    no_failure = ("done", "missing", NOT_SUPPORTED)
     return MethodResult(
         condition=group[0].condition,
         method=method,
@@ -203,9 +204,9 @@ def _method_result(
             and run.measures["score"] <= run.trivial_baseline + ROUNDING
             for run in done
         ),
-        planned=len(own),
+        planned=len(own) - status[NOT_SUPPORTED],
         missing=status["missing"],
-        failed={name: n for name, n in status.items() if name not in ("done", "missing")},
+        failed={name: n for name, n in status.items() if name not in no_failure},
         measures={name: Summary.of(values) for name, values in samples.items()},
         against_plain=against,
         variance_ratio=variance_ratio(*both) if both else None,

@@ -67,9 +67,16 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
         ),
         Section("What the methods are about, and what models withstand", [*_effect(content)]),
         Section("Settings tried", _if_rows(choice_table(content.choices))),
-        Section("Failed runs", _if_rows(Table(FAILED, [*map(list, content.failures)], wraps=True))),
+        Section(
+            "Runs without a result",
+            _if_rows(Table(FAILED, [*map(list, content.failures)], wraps=True)),
+        ),
         Section("Software", [_versions(content)]),
     ]
+
+
+def _failures(content: StudyContent) -> Table:
+    return Table(FAILED, [*map(list, content.failures)], wraps=True)
 
 
 def _in_short(content: StudyContent, plots: Plots) -> Iterator[Block]:
