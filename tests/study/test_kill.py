@@ -143,7 +143,7 @@ def test_a_signal_to_all_processes_interrupts_and_fails_no_run(
     assert process.wait(timeout=60) == 75
     assert not list((tmp_path / "out").glob("failures/*"))
     counts = show_status(tmp_path / "out", Console(quiet=True))
-    assert counts == {"done": 0, "running": 0, "failed": 0, "open": 2}
+    assert (counts["open"], sum(counts.values())) == (2, 2)
 
 
 @dataclass

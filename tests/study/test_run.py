@@ -90,6 +90,7 @@ def test_a_study_from_start_to_end(write, tmp_path: Path, output: Output) -> Non
     assert show_status(folder, output.console) == {
         "done": 8,
         "running": 0,
+        "not_supported": 0,
         "failed": 0,
         "open": 0,
     }
@@ -244,6 +245,9 @@ def test_a_method_that_is_not_for_the_task_is_left_out_and_fails_nothing(
         report := (tmp_path / "out" / "report.md").read_text().replace("\\", "")
     )
     assert "| not supported | label_smoothing needs one class number" in report
+    counts = show_status(tmp_path / "out", output.console)
+    assert (counts["done"], counts["not_supported"], counts["failed"]) == (2, 1, 0)
+    assert "no process is running it" not in output.text
 
 
 @pytest.mark.usefixtures("no_plots")

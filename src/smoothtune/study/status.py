@@ -6,11 +6,11 @@ from rich.console import Console
 
 from smoothtune.console import say, tracked
 from smoothtune.files import is_owned
-from smoothtune.study.records import Records, read_study
+from smoothtune.study.records import NOT_SUPPORTED, Records, read_study
 
 
 def show_status(folder: Path, console: Console) -> dict[str, int]:
-    """Say how many cells of the study in a folder are done, running, failed and open.
+    """Say how many cells of the study in a folder are done, running, left out, failed and open.
 
     Without importing torch.
 
@@ -19,7 +19,8 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
     """
     study, records = read_study(folder), Records(folder)
     last = {line["cell"]: line["event"] for line in records.log()}
-    states: dict[str, list[str]] = {"done": [], "running": [], "failed": [], "open": []}
+    names = ("done", "running", NOT_SUPPORTED, "failed", "open")
+    states: dict[str, list[str]] = {name: [] for name in names}
     at_work = is_owned(folder)
     with tracked(study.cells, "reading records", console) as shown:
         for cell in shown:
@@ -28,16 +29,19 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
             elif at_work and last.get(cell.id) == "start":
                 states["running"].append(cell.title)
             elif failure := records.failure(cell.id):
-                how = f"{failure['status']}: {failure['message']}"
-                states["failed"].append(f"{cell.title}: {how}")
+                status, message = failure["status"], failure["message"]
+                if status == NOT_SUPPORTED:
+                    states[NOT_SUPPORTED].append(f"{cell.title}: {message}")
+                else:
+                    states["failed"].append(f"{cell.title}: {status}: {message}")
             else:
                 states["open"].append(cell.title)
-    counts = {name: len(titles) for name, titles in states.items()}
+    counts = {name.replace(" ", "_"): len(titles) for name, titles in states.items()}
     total = len(study.cells)
     say(console, f"{study.name}: {counts['done']} of {total} runs done")
-    for name in ("running", "failed"):
+    for name in ("running", NOT_SUPPORTED, "failed"):
         for title in states[name]:
             say(console, f"{name}: {title}")
-    if not at_work and counts["done"] < total:
+    if not at_work and counts["done"] + counts["not_supported"] < total:
         say(console, "no process is running it; the same command continues it")
     return counts
