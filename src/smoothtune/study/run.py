@@ -148,9 +148,15 @@ def _missing(cells: Sequence[Cell], records: Records, console: Console) -> list[
 
 
 def failed_runs(content: Mapping[str, Any]) -> str:
-    """How many runs of a study left no result that another try might, in words; "" for none."""
-    ended = (*RESULTS, NOT_SUPPORTED)
-    status = [run["status"] for run in content["failures"] if run["status"] not in ended]
+    """How many runs of a study left no result, in words; empty if all did. NaN is a result.
+
+    A run that is not supported counts if its method has no run at all.
+    """
+    ran = {run["method"] for run in content["rows"] if run["status"] in RESULTS}
+    no_failure = (*RESULTS, NOT_SUPPORTED)
+    status = [run["status"] for run in content["failures"] if run["status"] not in no_failure]
+    left_out = [run for run in content["rows"] if run["status"] == NOT_SUPPORTED]
+    status += [NOT_SUPPORTED for run in left_out if run["method"] not in ran]
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(status).items())
     return f"{counted(len(status), 'run')} failed ({kinds})" * bool(status)
 
