@@ -17,8 +17,11 @@ def content(
     gaps: dict[str, list[list[float]]],
     chance: float = 0.5,
     nll: dict[str, list[list[float]]] | None = None,
+    calibrated: float | None = None,
 ) -> StudyContent:
     """Results of methods whose scores, and NLL, are plain's plus gaps, by task and seed.
+
+    `calibrated` is the part of a gap in NLL that is left where both have a temperature.
 
     The last tasks may have no NLL.
     """
@@ -39,6 +42,9 @@ def content(
         for task in tasks
         for seed in range(seeds)
     ]
+    if calibrated is not None:
+        for run in runs:
+            run["nll_calibrated"] = 0.4 + calibrated * (run["nll"] - 0.5) + 1e-3 * run["score"]
     made = made_runs(runs)
     return StudyContent(methods=compare_methods(made), over_tasks=over_tasks(made))
 
@@ -94,6 +100,18 @@ def test_a_score_that_is_shown_to_be_lower_is_not_called_not_lower() -> None:
     advice = decision(content({"calm": [slightly]}, nll={"calm": [LOWER_NLL]}))
     assert advice.text.startswith("Use calm for better probabilities")
     assert "Its score is lower by less than 0.5 points: -0.3 points [" in advice.text
+
+
+@pytest.mark.parametrize("score", [SLIGHT, NOISE])
+def test_better_probabilities_are_told_where_both_have_a_temperature(score: list[float]) -> None:
+    advice = decision(content({"calm": [score]}, nll={"calm": [LOWER_NLL]}, calibrated=0.2))
+    said = advice.text.rpartition(" With a temperature for both: ")[2]
+    assert said.startswith("NLL -0.010 [-0.010, -0.010], p = ")
+    assert said.endswith("after Holm's correction.")
+    none = decision(content({"calm": [score]}, nll={"calm": [LOWER_NLL]}, calibrated=0.0))
+    assert none.text.endswith("], not shown to differ.")
+    unknown = decision(content({"calm": [score]}, nll={"calm": [LOWER_NLL]}))
+    assert "temperature" not in unknown.text
 
 
 @pytest.mark.parametrize("score", [BETTER, SLIGHT, NOISE])

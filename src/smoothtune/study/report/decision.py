@@ -18,6 +18,7 @@ WORTH = 0.002
 MARGIN = 0.005
 """Of the score: better probabilities are advised where its whole interval lies above minus this."""
 PROBABILITIES = ("nll", "brier")
+WITH_TEMPERATURE = {measure: f"{measure}_calibrated" for measure in PROBABILITIES}
 SEEDS_FOR_SPREAD = 3
 """With fewer seeds their spread is not known."""
 CHANCE = f"with a chance of {100 * POWER:.0f} %"
@@ -77,7 +78,7 @@ def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -
         return None
     score = kept[best.method]
     how = f"lower by less than {POINTS * MARGIN:.1f} points" if _is_lower(score) else "not lower"
-    beside = f" Its score is {how}: {_shown(score)}."
+    beside = f" Its score is {how}: {_shown(score)}.{_beside_temperature(content, best)}"
     return _use(
         content, best, f"{best.method} for better probabilities", _probability(best), beside
     )
@@ -96,6 +97,19 @@ def _probability(item: Comparison) -> str:
     return f"{SECONDARY[item.measure]} {effect_text(item.difference, 1, '+.3f')}"
 
 
+def _beside_temperature(content: StudyContent, best: Comparison) -> str:
+    """What is left of better probabilities where plain has a temperature, too; "" if not known."""
+    both = content.overall(WITH_TEMPERATURE[best.measure])
+    own = next((item for item in both if item.method == best.method), None)
+    if own is None:
+        return ""
+    gap = f"{SECONDARY[best.measure]} {effect_text(own.difference, 1, '+.3f')}"
+    found = "not shown to differ"
+    if own.is_established:
+        found = f"p = {own.p_holm:.2g} after Holm's correction"
+    return f" With a temperature for both: {gap}, {found}."
+
+
 def _is_lower(score: Comparison) -> bool:
     return score.difference.excludes_zero and score.gap < 0
 
@@ -109,7 +123,7 @@ def _at_an_open_score(content: StudyContent, scores: Sequence[Comparison]) -> st
     return (
         f" Probabilities are better with {best.method}: {_probability(best)}{where(best)}, p = "
         f"{best.p_holm:.2g} after Holm's correction. Whether its score is lower is not decided: "
-        f"{_shown(kept[best.method])}.{_lost(content, best)}"
+        f"{_shown(kept[best.method])}.{_beside_temperature(content, best)}{_lost(content, best)}"
     )
 
 
