@@ -28,9 +28,11 @@ from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.tuning import load_auto, load_tune
 from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import ConfigError, DataError, OutputError
+from smoothtune.results import Part
 from smoothtune.study.pool import Ended
 from smoothtune.study.records import Cell, Records
 from smoothtune.tune import run as tune_run
+from smoothtune.tune.cells import CALIBRATION
 from smoothtune.tune.price import StepTimes, measure
 from smoothtune.tune.run import run_tune
 
@@ -68,6 +70,8 @@ class MadeUp:
 
     folder: Path
     score: Callable[[RunConfig], float]
+    left: float = 0.1
+    """Part of a gain in NLL that is left with a temperature."""
     size: int = 4
     running: list[Cell] = field(default_factory=list)
 
@@ -83,11 +87,19 @@ class MadeUp:
             else:
                 record = finished(score)
                 record.result.metrics["nll"] = 1 - score
+                if cell.extras == CALIBRATION:
+                    record.extras.parts["calibration"] = self.calibration(cell.seed, score)
                 record.result.cost.train_seconds = 1.0 + ("lnsr" in cell.config.methods)
                 Records(self.folder).end(cell, "done", record)
         return [
             Ended(cell, "nan" if math.isnan(self.score(cell.config)) else "done") for cell in done
         ]
+
+    def calibration(self, seed: int, score: float) -> Part:
+        chance = random.Random(seed).uniform(-0.001, 0.001) * score
+        errors = {"nll": 0.3 - self.left * score + chance, "brier": 0.1}
+        numbers = {"judged_rows_before": errors, "judged_rows_after": errors}
+        return Part(numbers=numbers, curves={})
 
     def stop(self) -> None:
         self.running = []
@@ -97,11 +109,11 @@ class MadeUp:
 def made_up(monkeypatch: pytest.MonkeyPatch):
     """Lets a function of the run stand for training."""
 
-    def put(score: Callable[[RunConfig], float]) -> None:
+    def put(score: Callable[[RunConfig], float], left: float = 0.1) -> None:
         times = StepTimes(0.1, dict.fromkeys(METHODS, 2.0), 1.0)
         monkeypatch.setattr(tune_run, "measure", lambda tune: (times, {}))
         monkeypatch.setattr(tune_run, "start_server", lambda: None)
-        monkeypatch.setattr(tune_run, "Pool", lambda folder, *rest: MadeUp(Path(folder), score))
+        monkeypatch.setattr(tune_run, "Pool", lambda folder, *_: MadeUp(Path(folder), score, left))
 
     return put
 
@@ -177,6 +189,19 @@ def test_probabilities_may_decide(data: Path, inputs: Path, tmp_path: Path, made
     assert 0.19 < min(found) < 0.21
     page = (tmp_path / "nll" / "report.md").read_text(encoding="utf-8")
     assert "In the same runs accuracy differs by 10." in page
+    assert "With a temperature for both NLL differs by -0.01" in page
+    assert "not shown to help beside one" not in page
+
+
+def test_a_gain_that_a_temperature_has_as_well_is_told(
+    data: Path, inputs: Path, tmp_path: Path, made_up
+) -> None:
+    made_up(lnsr_is_better, left=0.0)
+    content = run_tune(asked(data, inputs, tmp_path / "out", metric="nll"), console=quiet())
+    assert content["use"] == "methods"
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "With a temperature for both NLL differs by -0.000 (" in page
+    assert "a method is not shown to help beside one: smoothtune evaluate" in page
 
 
 def test_probabilities_decide_where_there_are_classes(

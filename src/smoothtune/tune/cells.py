@@ -24,6 +24,7 @@ from smoothtune.tune.space import Setting
 from smoothtune.tune.split import TrainingRows, parts_of, write_split
 
 PARTS = "parts"
+PLAIN_SCORES, CALIBRATION = Extras(), Extras(evaluate=("calibration",))
 SET_HERE = ("data", "sep", "encoding", "max_train_samples", "max_eval_samples", "save_strategy")
 """Fields of a run that its trials have otherwise: they read the parts, and leave nothing."""
 
@@ -73,8 +74,10 @@ class Trainings:
             ends.append(self.records.read(cell.id) or str(failure["message"]))
         return ends
 
-    def cell(self, setting: Setting, fresh: Fresh, title: str) -> Cell:
-        """One training."""
+    def cell(
+        self, setting: Setting, fresh: Fresh, title: str, extras: Extras = PLAIN_SCORES
+    ) -> Cell:
+        """One training, and what is measured on its model beside its scores."""
         run = self.tune.run
         source = self._part(fresh)
         config = RunConfig.model_validate(
@@ -97,9 +100,9 @@ class Trainings:
             condition=ConditionKey(run.task, portable(run.model), None),
             selection=False,
             config=config,
-            extras=Extras(),
+            extras=extras,
             changes={},
-            identity=cell_identity(config, Extras(), prints),
+            identity=cell_identity(config, extras, prints),
         )
 
     def _part(self, fresh: Fresh) -> Path:
@@ -123,3 +126,11 @@ def score_of(ended: CellRecord | str, metric: Metric) -> float | None:
     if ended.result is None:
         return math.nan
     return ended.result.score if metric == "score" else -ended.result.metrics[metric]
+
+
+def calibrated_score_of(ended: CellRecord | str, metric: Metric) -> float | None:
+    """As `score_of`, with a temperature; of rows on which it was not fitted, None if too few."""
+    if isinstance(ended, str) or ended.extras is None:
+        return None
+    value = ended.extras.calibrated.get(f"{metric}_calibrated")
+    return None if value is None else -value

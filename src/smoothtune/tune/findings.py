@@ -40,6 +40,8 @@ class Outcome:
     which `shown` turns back."""
     by_score: Effect | None = None
     """Gain of the same runs by their main metric, where another one decides."""
+    calibrated: Effect | None = None
+    """Gain of the same runs where both have a temperature, where NLL or Brier score decides."""
 
     @property
     def pick(self) -> Trial:
@@ -141,6 +143,16 @@ def _gain(outcome: Outcome, gain: Effect) -> str:
     return f"{outcome.difference(gain.value)} {unit} {outcome.metric} ({runs})"
 
 
+def _with_temperature(outcome: Outcome, gain: float, low: float, high: float) -> Sentence:
+    """What is left of a gain beside a temperature, which costs nothing."""
+    ends = f"{outcome.difference(high)} to {outcome.difference(low)}"
+    text = f"With a temperature for both {outcome.metric} differs by {outcome.difference(gain)}"
+    if low > 0:
+        return Sentence("note", f"{text} ({ends}).")
+    without = "a method is not shown to help beside one: smoothtune evaluate --calibration fits it"
+    return Sentence("fragile", f"{text} ({ends}): {without}.")
+
+
 def at_chance(outcome: Outcome) -> str:
     """That plain fine-tuning is not above a constant answer in the fresh runs; "" if it is."""
     base = outcome.trivial_baseline
@@ -166,6 +178,9 @@ def findings(tune: Tune, outcome: Outcome) -> Iterator[Sentence]:
         mean, low, high = (f"{POINTS * end:.1f}" for end in (by.value, *by.interval))
         text = f"In the same runs {outcome.headline} differs by {mean} points ({low} to {high})."
         yield Sentence("note" if by.interval[1] > 0 else "fragile", text)
+    used = outcome.pick is outcome.method
+    if used and (both := outcome.calibrated) and both.interval:
+        yield _with_temperature(outcome, both.value, *both.interval)
     best = [trial for trial in (outcome.plain, outcome.method) if trial]
     seen = [f"{trial.setting.method} {number(outcome.shown(trial.score))}" for trial in best]
     yield Sentence(

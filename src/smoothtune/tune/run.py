@@ -1,6 +1,6 @@
 """Run a search: price, trials, confirming runs, report; what is done is not done again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, OutputError, Problem, counted
 from smoothtune.files import RESULT, refuse_other_files, write_json
 from smoothtune.report.page import number
+from smoothtune.results import CellRecord
 from smoothtune.run import output
 from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
@@ -24,7 +25,14 @@ from smoothtune.study.pool import Pool, default_jobs, start_server
 from smoothtune.study.records import CELLS
 from smoothtune.study.run import SEARCH, Progress, claimed
 from smoothtune.study.worker import WORK
-from smoothtune.tune.cells import PARTS, Trainings, score_of
+from smoothtune.tune.cells import (
+    CALIBRATION,
+    PARTS,
+    PLAIN_SCORES,
+    Trainings,
+    calibrated_score_of,
+    score_of,
+)
 from smoothtune.tune.confirm import Comparison, compare, fresh_runs, search_run
 from smoothtune.tune.findings import Outcome, shown
 from smoothtune.tune.price import expected_trainings, measure, tell
@@ -32,6 +40,9 @@ from smoothtune.tune.report import write_report
 from smoothtune.tune.search import Trial, arms, optuna, search
 from smoothtune.tune.space import PLAIN
 from smoothtune.tune.split import TrainingRows, check_parts, training_rows
+
+Scored = Callable[[CellRecord | str, Metric], float | None]
+"""Reads a metric, where more is better, from how a training ended."""
 
 
 def run_tune(
@@ -171,10 +182,12 @@ def _outcome(
         message = f"no trial of plain fine-tuning ended with a score ({why})"
         raise OutputError(f"{message}; nothing to compare with")
     fresh = fresh_runs(settings.confirm_runs, settings.num_parts, tune.run.seed)
+    by_probabilities = settings.metric != "score"
+    extras = CALIBRATION if by_probabilities else PLAIN_SCORES
     records = {
         trial.arm: trainings.run(
             [
-                trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {run}")
+                trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {run}", extras)
                 for run, each in enumerate(fresh, 1)
             ]
         )
@@ -182,8 +195,8 @@ def _outcome(
         if trial is not None
     }
 
-    def compared(metric: Metric) -> Comparison:
-        by_arm = {arm: [score_of(end, metric) for end in ends] for arm, ends in records.items()}
+    def compared(metric: Metric, scored: Scored = score_of) -> Comparison:
+        by_arm = {arm: [scored(end, metric) for end in ends] for arm, ends in records.items()}
         of_method = by_arm[method.arm] if method else [None] * len(fresh)
         return compare(by_arm[plain.arm], of_method, settings.num_parts)
 
@@ -197,5 +210,6 @@ def _outcome(
         misfits,
         len(trainings.training.texts),
         settings.metric,
-        None if settings.metric == "score" else compared("score").gain,
+        compared("score").gain if by_probabilities else None,
+        compared(settings.metric, calibrated_score_of).gain if by_probabilities else None,
     )
