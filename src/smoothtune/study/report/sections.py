@@ -67,10 +67,7 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
         ),
         Section("What the methods are about, and what models withstand", [*_effect(content)]),
         Section("Settings tried", _if_rows(choice_table(content.choices))),
-        Section(
-            "Runs without a result",
-            _if_rows(Table(FAILED, [*map(list, content.failures)], wraps=True)),
-        ),
+        Section("Runs without a result", _if_rows(_failures(content))),
         Section("Software", [_versions(content)]),
     ]
 
