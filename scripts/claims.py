@@ -201,9 +201,9 @@ def _found(claim: Claim, study: str, method: str, against: str, own: pd.DataFram
 
 
 def is_old(methods: str) -> bool:
-    """Whether a run's term would be held by a bound today, and was not."""
+    """Whether a run is of before the bound; a weight has none since then either, as the papers."""
     return any(
-        hasattr(METHODS[name](), "share") and fields.get("max_share") is None
+        hasattr(METHODS[name](), "share") and "max_share" not in fields
         for name, fields in json.loads(methods).items()
     )
 
