@@ -77,7 +77,7 @@ def test_runs_at_once(options: dict, monkeypatch) -> None:
 
     def run_study(study, output_dir, **options):
         given.update(options)
-        return {"failures": []}
+        return {"failures": [], "rows": []}
 
     monkeypatch.setattr("smoothtune.study.run.run_study", run_study)
     arguments = ["train", "--jobs", "1", "--text-column", "text", "--method", "l2_sp"]
