@@ -98,3 +98,16 @@ def test_a_study_may_take_its_runs_of_plain_from_another():
     found = claims.temperature_table(pd.DataFrame(rows, columns=columns))
     assert [line for line in found.splitlines() if "first" in line and "| lnsr |" in line]
     assert [line for line in found.splitlines() if "second" in line and "| vat |" in line]
+
+
+@pytest.mark.parametrize(
+    ("fields", "old"),
+    [
+        ({"share": 0.3}, True),
+        ({"share": 0.3, "max_share": 1}, False),
+        ({"weight": 1, "max_share": None}, False),  # a paper's own, which has no bound
+    ],
+)
+def test_runs_of_before_the_bound_are_told_by_their_fields(fields, old):
+    assert claims.is_old(json.dumps({"sift": fields})) is old
+    assert not claims.is_old(json.dumps({"mixout": {"p": 0.5}}))

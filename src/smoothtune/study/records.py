@@ -30,7 +30,7 @@ FOLDERS = CELLS, FAILURES, TABLES = "cells", "failures", "tables"
 Status = Literal["done", "nan", "killed", "out of memory", "not supported", "error"]
 """How a run ended. "done" and "nan" are results and stay; the others are tried again."""
 NOT_SUPPORTED: Status = "not supported"
-"""A method that is not for this task or model: no failure, and nothing to mend."""
+"""A method that is not for this task, model or way to train: left out, which is no failure."""
 STOPPED = 75
 """Exit code of a cell that a signal stopped."""
 RESULTS: tuple[Status, ...] = ("done", "nan")

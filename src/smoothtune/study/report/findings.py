@@ -58,8 +58,10 @@ def _completeness(content: StudyContent) -> Sentence:
         names = (f"{item.method} on {item.condition.title}" for item in absent)
         text += f" Nothing was run of {'; '.join(names)}."
     refused = [f"{m.method} on {m.condition.title}" for m in content.methods if not m.planned]
-    if 0 < len(refused) <= MOST_NAMED:
-        text += f" Not supported, and left out: {'; '.join(refused)}."
+    if refused:
+        more = len(refused) - MOST_NAMED
+        names = "; ".join(refused[:MOST_NAMED]) + f" and {more} more" * (more > 0)
+        text += f" Not supported, and left out: {names}."
     if few := most < ENOUGH_SEEDS:
         text += f" {_few_seeds(most)}"
     mixed = [name for name, values in content.versions.items() if len(values) > 1]
