@@ -60,8 +60,8 @@ def _completeness(content: StudyContent) -> Sentence:
     refused = [f"{m.method} on {m.condition.title}" for m in content.methods if not m.planned]
     if refused:
         more = len(refused) - MOST_NAMED
-        names = "; ".join(refused[:MOST_NAMED]) + f" and {more} more" * (more > 0)
-        text += f" Not supported, and left out: {names}."
+        named = "; ".join(refused[:MOST_NAMED]) + f" and {more} more" * (more > 0)
+        text += f" Not supported, and left out: {named}."
     if few := most < ENOUGH_SEEDS:
         text += f" {_few_seeds(most)}"
     mixed = [name for name, values in content.versions.items() if len(values) > 1]
