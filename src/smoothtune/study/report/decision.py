@@ -31,6 +31,9 @@ def decision(content: StudyContent) -> Sentence:
     if not plain or not compared:
         missing = "plain fine-tuning" if not plain else "a method beside plain"
         text = f"Go on with the study: {missing} has no finished run everywhere."
+        complete = plain and not any(item.missing for item in content.methods)
+        if complete and any(item.score_against_plain for item in content.methods):
+            text = "Compare task by task: no method has runs on all of them, and none is left to run."
         return Sentence("fragile", text)
     if all(item.is_at_chance for item in plain):
         text = (
