@@ -383,7 +383,8 @@ def foreign(folder: Path, tiny_folder: Path, kind: str) -> list[object]:
 def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     arguments = foreign(tmp_path / "model", tiny_folder, kind)
     model, out = tmp_path / "model", tmp_path / "out"
-    found = call(*arguments, "--all", "--base-model", model, "--output-dir", out)
+    options = ["--all", "--base-model", model, "--num-resamples", 20, "--output-dir", out]
+    found = call(*arguments, *options)
     assert found.exit_code == 0, found.output
     parts_found = content_of(out)["parts"]
     skipped = {name for name, part in parts_found.items() if part["skipped"]}
