@@ -5,9 +5,9 @@
 Whole updates with fused AdamW and random tokens, one thread on a CPU or on a GPU if there is one.
 Every row is a process of its own. Peak memory is what a step takes beyond what the model, its
 gradients to come and the optimizer's state hold before it; the median of three steps after a first
-one. Steps that measure a share are among them; they take the whole batch. Checkpointing computes
-the activations of every block again in the backward pass (`gradient_checkpointing`, not
-reentrant). Its price is the processor time of a step.
+one, in which bounds hold the terms. Checkpointing computes the activations of every block again in
+the backward pass (`gradient_checkpointing`, not reentrant). Its price is the processor time of a
+step.
 
 Writes benchmarks/results/memory-MODEL-BATCHxLENGTH.json and .md; other rows are kept.
 """
