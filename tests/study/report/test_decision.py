@@ -209,7 +209,7 @@ def test_a_method_that_is_not_for_every_task_is_compared_where_it_is() -> None:
     found = content({"some": [BETTER, BETTER]})
     methods = [m for m in found.methods if m.method == "plain" or m.condition.task == "t0"]
     alone = replace(found, methods=methods, over_tasks={})
-    assert decision(alone).text.startswith("Compare task by task: no method is run on all")
+    assert decision(alone).text.startswith("Compare task by task: no method has runs on all")
     methods[-1] = replace(methods[-1], missing=1)
     said = decision(replace(alone, methods=methods)).text
     assert said == "Go on with the study: a method beside plain has no finished run everywhere."

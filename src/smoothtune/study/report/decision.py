@@ -33,7 +33,7 @@ def decision(content: StudyContent) -> Sentence:
         text = f"Go on with the study: {missing} has no finished run everywhere."
         complete = plain and not any(item.missing for item in content.methods)
         if complete and any(item.score_against_plain for item in content.methods):
-            text = "Compare task by task: no method is run on all of them, and none is left to do."
+            text = "Compare task by task: no method has runs on all, and nothing is left to run."
         return Sentence("fragile", text)
     if all(item.is_at_chance for item in plain):
         text = (
