@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from smoothtune.study.fields import ConditionKey
 from smoothtune.study.plan import Choice
 from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.findings import findings
+from smoothtune.study.report.findings import MOST_NAMED, findings
 from smoothtune.study.report.methods import compare_methods, devices, over_tasks, values_of
 from smoothtune.study.report.page import show
 from smoothtune.study.report.plots import Plots, study_plots
@@ -220,6 +221,17 @@ def test_without_a_pair_nothing_is_said_of_differences() -> None:
     said = " ".join(sentence.text for sentence in findings(content(of_plain)))
     assert "a method beside plain has no finished run" in said
     assert "task by task" not in said
+
+
+def test_of_many_methods_that_are_left_out_the_first_are_named() -> None:
+    found = content(rows({"a": 0.05}))
+    nothing: dict[str, Any] = {"planned": 0, "measures": {}, "against_plain": {}}
+    refused = [replace(found.methods[-1], method=f"m{i}", **nothing) for i in range(MOST_NAMED + 2)]
+    texts = [s.text for s in findings(replace(found, methods=[*found.methods, *refused]))]
+    said = next(text for text in texts if "Not supported, and left out: m0 on" in text)
+    assert f"m{MOST_NAMED - 1} on" in said
+    assert f"m{MOST_NAMED} on" not in said
+    assert " and 2 more." in said
 
 
 def test_runs_that_learned_nothing_are_counted_by_method() -> None:
