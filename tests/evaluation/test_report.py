@@ -297,7 +297,7 @@ def test_without_matplotlib_numbers_and_markdown_remain(
     arguments = ["evaluate", tiny_folder / "tuned", "--calibration", "--num-resamples", 20]
     found = call(*arguments, "--output-dir", out)
     assert found.exit_code == 0, found.output
-    assert 'pip install "smoothtune[report]"' in found.stderr
+    assert 'pip install "smoothtune[report]"' in found.stdout
     last = found.stdout.splitlines()[-1]
     assert (
         last == f"{out} holds evaluation.json, evaluation.html, evaluation.md, predictions.csv, "

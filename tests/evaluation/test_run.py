@@ -246,7 +246,7 @@ def test_the_same_seed_gives_the_same_numbers(
     first, again = content_of(everything[0])["parts"], content_of(tmp_path)["parts"]
     for name in ("metrics", "robustness", "corruption", "smoothness", "calibration"):
         assert again[name] | {"seconds": 0} == first[name] | {"seconds": 0}
-        for path in everything[0].glob(f"{name}_*.svg"):
+        for path in everything[0].glob(f"{name}_*.csv"):
             assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 

@@ -77,23 +77,19 @@ def evaluate(
 
     content = run_evaluation(settings, console=output_console(as_json=as_json))
     from smoothtune.evaluation.output import EXAMPLES, MARKDOWN, PAGE
-    from smoothtune.evaluation.report import headline_rows, write_report
+    from smoothtune.evaluation.report import headline_rows
 
     folder = settings.folder
-    no_plots = write_report([folder], folder / PAGE, overwrite=True)
-    write_report([folder], folder / MARKDOWN, overwrite=True)
     rows, verdict = headline_rows(folder)
     if as_json:
         print_json(content)
     else:
         show_rows(["", "95 % interval in brackets"], rows)
         echo(f"{verdict.verdict}: {verdict.text}")
-    examples = (folder / EXAMPLES).exists()
-    more = _other_files(content, plots=not no_plots, examples=examples)
+    plots, examples = any(folder.glob("*.svg")), (folder / EXAMPLES).exists()
+    more = _other_files(content, plots=plots, examples=examples)
     files = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
     echo(f"{folder} holds {files}", err=as_json)
-    if no_plots and any(part["curves"] for part in content["parts"].values()):
-        echo(f"figures were left out: {no_plots}", err=True)
 
 
 def _other_files(content: dict[str, Any], *, plots: bool, examples: bool) -> list[str]:

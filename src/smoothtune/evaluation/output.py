@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from smoothtune.config.evaluation import Settings, other_data_set
-from smoothtune.console import say
-from smoothtune.errors import OutputError, PlotsMissing, changed_fields
+from smoothtune.errors import OutputError, changed_fields
 from smoothtune.evaluation.subject import Subject
 from smoothtune.files import read_json, refuse_other_files, write_atomic
 from smoothtune.report.curves import csv_text
-from smoothtune.report.plots import draw
 from smoothtune.results import AGAIN, Evaluation, Part, Scores
 
 EVALUATION = "evaluation.json"
@@ -81,14 +78,10 @@ def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
         )
 
 
-def write_curves(folder: Path, part: str, result: Part, console: Console) -> None:
-    """Write a table and, with matplotlib, a plot for each curve of a part."""
+def write_tables(folder: Path, part: str, result: Part) -> None:
+    """Write a table for each curve of a part."""
     for name, curve in result.curves.items():
         write_atomic(folder / f"{part}_{name}.csv", curve.to_csv())
-        try:
-            write_atomic(folder / f"{part}_{name}.svg", draw({part: curve}))
-        except PlotsMissing as error:
-            say(console, f"{part}: no plot of {name}: {error}")
 
 
 def write_predictions(folder: Path, subject: Subject) -> None:

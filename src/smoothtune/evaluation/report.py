@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from smoothtune.config.evaluation import OOD
+from smoothtune.console import Bar
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.calibration import error_of
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
 from smoothtune.evaluation.findings import sentences
-from smoothtune.evaluation.output import EVALUATION
+from smoothtune.evaluation.output import EVALUATION, MARKDOWN, PAGE
 from smoothtune.evaluation.parts import PARTS
 from smoothtune.files import make_folder, write_atomic
 from smoothtune.report.curves import Curve, metric_label
@@ -79,18 +83,58 @@ def write_report(
     if to.exists() and not overwrite:
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     runs = load_runs(folders, names)
-    is_html, figures, no_plots = to.suffix == ".html", dict[str, list[Plot]](), ""
-    title = f"{runs[0].content['task']}: {', '.join(run.name for run in runs)}"
     with _only_damage(runs):
-        try:
-            figures = {part: plots(runs, part) for part in SECTIONS} if is_html else {}
-        except PlotsMissing as error:
-            no_plots = str(error)
-        examples = example_tables(runs) if is_html else []
-        page = page_text(to.suffix[1:], title, [*_sections(runs, figures, no_plots, examples)])
+        bar = Bar(Console(quiet=True))
+        figures, no_plots = _figures(runs, bar) if to.suffix == ".html" else ({}, "")
+        page = _page(runs, to.suffix, figures, no_plots)
     make_folder(to.parent)
     write_atomic(to, page)
     return no_plots
+
+
+def write_pages(folder: Path, bar: Bar) -> str:
+    """Write the pages of one evaluation into its folder, and their figures as files, too.
+
+    Args:
+        folder: of the evaluation.
+        bar: shows which part is drawn.
+
+    Returns:
+        Why there are no figures; empty if there are, or it has no curve.
+    """
+    runs = load_runs([folder])
+    with _only_damage(runs):
+        figures, no_plots = _figures(runs, bar)
+        pages = {to: _page(runs, Path(to).suffix, figures, no_plots) for to in (PAGE, MARKDOWN)}
+    for plot in chain.from_iterable(figures.values()):
+        plot.write(folder)
+    for to, page in pages.items():
+        write_atomic(folder / to, page)
+    return no_plots
+
+
+def _figures(runs: Sequence[Run], bar: Bar) -> tuple[dict[str, list[Plot]], str]:
+    """Of every part, and why there are none."""
+    figures = {}
+    bar.start("figures", len(SECTIONS))
+    for part in SECTIONS:
+        try:
+            figures[part] = plots(runs, part)
+        except PlotsMissing as error:
+            return {}, str(error)
+        bar.advance()
+    return figures, ""
+
+
+def _page(
+    runs: Sequence[Run], suffix: str, figures: Mapping[str, list[Plot]], no_plots: str
+) -> str:
+    """The text of a page; Markdown has neither figures nor examples."""
+    title = f"{runs[0].content['task']}: {', '.join(run.name for run in runs)}"
+    if suffix == ".md":
+        return page_text("md", title, [*_sections(runs, {}, "", [])])
+    sections = _sections(runs, figures, no_plots, example_tables(runs))
+    return page_text("html", title, [*sections])
 
 
 def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:

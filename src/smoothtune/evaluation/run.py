@@ -26,11 +26,12 @@ from smoothtune.evaluation.output import (
     check_read_as,
     read_predictions,
     stored_evaluation,
-    write_curves,
     write_predictions,
+    write_tables,
 )
 from smoothtune.evaluation.parts import Measurement, evaluate_part, requested_parts
 from smoothtune.evaluation.predictor import load_predictor
+from smoothtune.evaluation.report import write_pages
 from smoothtune.evaluation.settings import (
     is_training_data,
     resolve,
@@ -50,7 +51,8 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     """Evaluate a fine-tuned model.
 
     ``evaluation.json`` holds all numbers and is written after every part; each curve is also a
-    table (CSV) and, with matplotlib, a plot (SVG). Parts that are there already are kept.
+    table (CSV). Parts that are there already are kept. At the end come a page in HTML and in
+    Markdown and, with matplotlib, a plot (SVG) of each curve.
 
     Args:
         settings: what to evaluate.
@@ -95,6 +97,9 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
                 calibration = _fitted_calibration(content, folder)
                 if calibration and (message := keep_calibration(calibration, settings.model)):
                     say(console, message)
+        bar.part, bar.unit = "", "parts"
+        if no_plots := write_pages(folder, bar):
+            say(console, f"figures were left out: {no_plots}")
     return content
 
 
@@ -103,7 +108,7 @@ def _measured(name: str, part: Measurement, subject: Subject, console: Console) 
     folder, start = subject.settings.folder, time.perf_counter()
     result = evaluate_part(name, part, subject)
     check_owned(folder)
-    write_curves(folder, name, result, console)
+    write_tables(folder, name, result)
     if name == "metrics":
         write_predictions(folder, subject)
     if not result.skipped:
