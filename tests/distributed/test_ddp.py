@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from helpers.causal import language_weights_after, lora_weights_after, narrow_weights_after
-from helpers.ddp import cases, is_fast
-from helpers.processes import on_two_processes
+from helpers.ddp import cases, is_fast, train_on_two_processes
 from helpers.seq2seq import seq2seq_weights_after
 from helpers.training import CLIPPED, LATE, Rows, dual_weights_after, weights_after
 
@@ -19,7 +18,7 @@ def on_two(tmp_path_factory):
         fast = is_fast(name, method)
         if fast not in folders:
             folders[fast] = tmp_path_factory.mktemp("two")
-            on_two_processes("worker.py", folders[fast], "fast" if fast else "slow")
+            train_on_two_processes(folders[fast], fast=fast)
         return folders[fast] / f"{name}-{method}{end}.pt"
 
     return file_of

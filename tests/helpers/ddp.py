@@ -1,10 +1,17 @@
 """What two gloo processes train, and which of it in fast tests."""
 
+import os
+import socket
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from accelerate import PartialState
+from torch.multiprocessing import start_processes
 
 from helpers.causal import (
     LANGUAGE_TESTED,
@@ -22,6 +29,7 @@ from helpers.training import (
     UNEQUAL_TESTED,
     Rows,
     dual_weights_after,
+    leave,
     weights_after,
 )
 
@@ -80,3 +88,34 @@ def cases(*names: str) -> list:
         for name in names
         for method in RUNS[name].methods
     ]
+
+
+def train_on_two_processes(output: Path, *, fast: bool) -> None:
+    """Train with every method, and write the weights of the first process.
+
+    The processes are forks of this one: torchrun would import everything twice.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_processes(_train, (output, fast, port), nprocs=2, start_method="fork")
+
+
+def _train(rank: int, output: Path, fast: bool, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    PartialState._reset_state()
+    warnings.resetwarnings()  # as in a process of its own
+    for name, method in [(name, method) for name, run in RUNS.items() for method in run.methods]:
+        if is_fast(name, method) != fast:
+            continue
+        weights = RUNS[name].train(
+            output / "run",
+            method,
+            per_device_train_batch_size=RUNS[name].size,
+            gradient_accumulation_steps=RUNS[name].batches,
+        )
+        if rank == 0 or name in ("dual", "late", "both"):
+            torch.save(weights, output / f"{name}-{method}{'-1' if rank else ''}.pt")
+        torch.distributed.barrier()
+    leave()
