@@ -70,9 +70,9 @@ def page() -> str:
 def _tables(title: str, cls: Any) -> list[str]:
     """A table for each heading under which ``--help`` lists the fields."""
     fields = cls.model_fields if issubclass(cls, BaseModel) else cls.__pydantic_fields__
-    panels = defaultdict(list)
+    panels, schema = defaultdict(list), TypeAdapter(cls).json_schema()
     for name, field in fields.items():
-        panels[_panel(field)].append(_row(name, field, cls))
+        panels[_panel(field)].append(_row(name, field, schema))
     titles = ["field", "values", "default", "meaning"]
     return [
         (f"### {title}: {panel[0].lower()}{panel[1:]}\n\n" if panel else "") + table(titles, rows)
@@ -84,8 +84,7 @@ def _panel(field: FieldInfo) -> str:
     return next((each.title for each in field.metadata if isinstance(each, Panel)), "")
 
 
-def _row(name: str, field: FieldInfo, cls: Any) -> list[str]:
-    schema = TypeAdapter(cls).json_schema()
+def _row(name: str, field: FieldInfo, schema: dict[str, Any]) -> list[str]:
     values = values_of(schema["properties"][name], schema.get("$defs", {}))
     default = "required" if field.is_required() else f"`{_default(field.get_default())}`"
     return [
