@@ -38,6 +38,8 @@ class Row:
     device: str | None = None
     methods: dict[str, dict[str, Any]] | None = None
     """Fields by method."""
+    applied: dict[str, Numbers] = field(default_factory=dict)
+    """How strong each loss term with a bound was, as `Applied` names it."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -61,6 +63,7 @@ def row_of(record: CellRecord) -> Row:
         claims=tuple(dict.fromkeys(claims)),
         device=result.cost.device,
         methods=result.methods,
+        applied=result.applied,
         versions=result.versions,
     )
 

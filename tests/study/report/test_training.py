@@ -11,7 +11,7 @@ from smoothtune.results import CellContent
 from smoothtune.study.fields import ConditionKey
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity
 from smoothtune.study.report.methods import run_of
-from smoothtune.study.report.training import method_table, training_table
+from smoothtune.study.report.training import method_table, strength_table, training_table
 
 
 def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e-4) -> Cell:
@@ -72,3 +72,16 @@ def test_fields_of_methods_are_those_that_ran(records: Records) -> None:
     assert found.rows[1][0] == "smooth"
     assert found.rows[1][3] == "learning_rate 0.001"
     assert len(found.rows) == 2
+
+
+def test_how_strong_terms_were_is_a_mean_over_runs(records: Records) -> None:
+    cells = [cell("lnsr", "one", "lnsr", rate) for rate in (1e-4, 2e-4)] + [cell("plain", "one")]
+    measured = [(0.2, 0.9, 0.0), (0.4, 0.7, 0.5), None]
+    for of, values in zip(cells, measured, strict=True):
+        content = done(of).content()
+        if values:
+            names = ("share", "largest", "bounded")
+            content["result"]["applied"] = {"lnsr": dict(zip(names, values, strict=True))}
+        records.write(of, content_of(content))
+    table = strength_table([run_of(of, records) for of in cells])
+    assert table.rows == [["lnsr", "lnsr", "0.30", "0.90", "25 %"]]

@@ -23,7 +23,7 @@ from smoothtune.study.report.methods import (
     over_tasks,
     run_of,
 )
-from smoothtune.study.report.training import method_table, training_table
+from smoothtune.study.report.training import method_table, strength_table, training_table
 
 
 class Failure(NamedTuple):
@@ -50,6 +50,7 @@ class StudyContent:
     choices: list[Choice] = field(default_factory=list)
     training: Table = field(default_factory=lambda: Table([], []))
     method_fields: Table = field(default_factory=lambda: Table([], []))
+    strength: Table = field(default_factory=lambda: Table([], []))
     failures: list[Failure] = field(default_factory=list)
     versions: dict[str, list[str]] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
@@ -80,7 +81,7 @@ class StudyContent:
         content = asdict(self)
         for name in ("methods", "choices"):
             content[name] = [item.pop("condition")._asdict() | item for item in content[name]]
-        for name in ("training", "method_fields"):
+        for name in ("training", "method_fields", "strength"):
             content[name] = {key: content[name][key] for key in ("head", "rows")}
         content["failures"] = [failure._asdict() for failure in self.failures]
         content["rows"] = [run.flat() for run in self.runs]
@@ -105,6 +106,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         choices=list(choices.values()),
         training=training_table(cells, records),
         method_fields=method_table(cells, runs),
+        strength=strength_table(runs),
         failures=[
             Failure(cell.title, run.status, run.message)
             for cell, run in planned

@@ -66,7 +66,7 @@ class Run(Row):
     def flat(self) -> dict[str, Any]:
         """As plain data, a value for each column."""
         own = vars(self) | self.condition._asdict() | dict.fromkeys(MEASURES) | self.measures
-        inner = {"condition", "measures", "claims", "message", "methods", "versions"}
+        inner = {"condition", "measures", "claims", "message", "methods", "applied", "versions"}
         return {name: value for name, value in own.items() if name not in inner}
 
 

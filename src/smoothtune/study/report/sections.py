@@ -49,6 +49,11 @@ EFFECT = (
     "t-test, and after Holm over the rows of a condition, for quantities, numbers relative to the "
     "logits, and robustness apart."
 )
+STRENGTH = (
+    "How strong loss terms with a bound were: the norm of their gradient as a share of the task's, "
+    "and in how many updates the bound held it. Means over all runs; the largest share is of one "
+    "update."
+)
 FAILED = ["run", "how it ended", "message"]
 
 
@@ -57,10 +62,7 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
     return [
         Section("In short", [*_in_short(content, plots)]),
         Section("Scores", [*_scores(content, plots, no_plots)]),
-        Section(
-            "How it was trained",
-            [content.training, Folded("Fields of the methods", [content.method_fields])],
-        ),
+        Section("How it was trained", [*_training(content)]),
         *(
             Section(condition.title, [*_condition(group, plots.by_condition.get(condition, []))])
             for condition, group in content.conditions.items()
@@ -97,6 +99,14 @@ def _scores(content: StudyContent, plots: Plots, no_plots: str) -> Iterator[Bloc
         yield over_tasks_table(content.over_tasks)
     if over := plots.by_condition.get(None):
         yield Figures(over)
+
+
+def _training(content: StudyContent) -> Iterator[Block]:
+    yield content.training
+    if content.strength.rows:
+        yield STRENGTH
+        yield content.strength
+    yield Folded("Fields of the methods", [content.method_fields])
 
 
 def _condition(group: Sequence[MethodResult], plots: Sequence[Plot]) -> Iterator[Block]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from smoothtune.config.run import RunConfig
 from smoothtune.report.page import DASH, Table, as_text
 from smoothtune.study.fields import PLAIN
@@ -73,6 +75,21 @@ def method_table(cells: Sequence[Cell], runs: Sequence[Run]) -> Table:
                 rows.append(line)
     head = ["way to train", "method", "fields", "fields of the run that it changes"]
     return Table(head, rows, wraps=True)
+
+
+def strength_table(runs: Sequence[Run]) -> Table:
+    """A row for every loss term with a bound: how large its gradient was, over all runs."""
+    terms: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    for run in runs:
+        for name, applied in run.applied.items():
+            terms.setdefault((run.method, name), []).append(applied)
+    rows = []
+    for (label, name), each in terms.items():
+        share, bounded = (np.mean([of[key] for of in each]) for key in ("share", "bounded"))
+        largest = max(of["largest"] for of in each)
+        rows.append([label, name, f"{share:.2f}", f"{largest:.2f}", f"{100 * bounded:.0f} %"])
+    head = ["way to train", "term", "share, mean", "largest share", "held by its bound"]
+    return Table(head, rows)
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
