@@ -220,7 +220,8 @@ class Penalty(LossTerm):
     weight: NonNegative | None = 1.0
     """Factor of the loss term, in place of share; 0 turns the method off."""
     share: Positive | None = None
-    """In place of weight: the term's gradient is usually this share of the task's, 0.3 say."""
+    """In place of weight: the term's gradient is about this share of the task's, 0.3 say; more
+    while a model learns fast."""
     max_share: Positive | None = None
     """Bound of the term's gradient in every update, as a share of the task's. Default with a share:
     1, of jacobian and double_backprop 0.1; none with a weight, as in the papers. With several terms
