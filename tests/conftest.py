@@ -1,3 +1,9 @@
+"""Fixtures of all tests.
+
+Nothing heavy is imported at the top: pytest-xdist reads this file in a process that runs no test,
+before it starts those that do.
+"""
+
 import gc
 import multiprocessing
 import os
@@ -12,17 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import accelerate.utils.memory
-import datasets
 import hypothesis
 import pytest
-import torch
-
-from helpers.tiny_folder import tiny_bert, tiny_data
-from smoothtune.cli import demo
-from smoothtune.core import terms
-from smoothtune.nn.hf_versions import settings_of_one_run
-from smoothtune.study import pool
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
@@ -30,9 +27,6 @@ INSTALL = "this test needs a browser: apt-get install chromium, or playwright in
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("no deadline")
-
-for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every seed, for a message
-    device.traceback = SimpleNamespace(format_stack=list)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,17 +37,23 @@ def pytest_collect_file():
 
 def pytest_collection_finish():
     """Collecting garbage need not look at all that is imported."""
+    import accelerate.utils.memory
+    import torch
+
+    # the Trainer collects garbage in every run, which takes longer than a tiny one
+    accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: None)
+    for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every seed
+        device.traceback = SimpleNamespace(format_stack=list)
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
 
 
-# the Trainer collects garbage in every run, which takes longer than a tiny one
-accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: None)
-
-
 @pytest.fixture(autouse=True)
 def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
+    import datasets
+    import torch
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.getbasetemp()
@@ -69,11 +69,15 @@ def _files_need_not_outlive_the_machine(monkeypatch):
 @pytest.fixture(autouse=True)
 def _tiny_batches_share_masks(monkeypatch):
     """As batches of a usual size do."""
+    from smoothtune.core import terms
+
     monkeypatch.setattr(terms, "MASKS_FROM", 0)
 
 
 @pytest.fixture(autouse=True)
 def _compilation_and_precision_end_with_a_test():
+    from smoothtune.nn.hf_versions import settings_of_one_run
+
     with settings_of_one_run():
         yield
 
@@ -87,6 +91,9 @@ def no_plots(monkeypatch):
 @pytest.fixture
 def forked(monkeypatch):
     """Runs of studies and demos are forks of this process; a server would import everything."""
+    from smoothtune.cli import demo
+    from smoothtune.study import pool
+
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
     for module in (pool, demo):
@@ -103,6 +110,8 @@ def _signals_arrive():
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and data for it."""
+    from helpers.tiny_folder import tiny_bert, tiny_data
+
     folder = tmp_path_factory.mktemp("inputs")
     tiny_bert(folder / "model")
     tiny_data(folder / "data")
