@@ -34,8 +34,10 @@ from smoothtune.console import Bar
 from smoothtune.evaluation import parts
 from smoothtune.evaluation.output import read_predictions
 from smoothtune.evaluation.report import write_report
+from smoothtune.evaluation.run import evaluate
 from smoothtune.evaluation.settings import is_training_data, resolve, training_record
 from smoothtune.models.load import load_base
+from smoothtune.report import plots
 from smoothtune.run.train import train
 
 CURVES = {
@@ -95,6 +97,26 @@ def test_every_part_has_its_numbers_tables_and_plots(everything: tuple[Path, str
             assert len(rows) == 1 + sum(map(len, written["series"].values())) > 2
             assert ElementTree.parse(folder / f"{name}_{curve}.svg").getroot().tag.endswith("svg")
     assert (folder / "evaluation.html").read_text().count("<svg") == sum(map(len, CURVES.values()))
+
+
+def test_a_figure_is_drawn_once_for_its_file_and_the_page(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+
+    def draw_lines(*arguments):
+        figures.append(plots.draw_lines(*arguments))
+        return figures[-1]
+
+    monkeypatch.setattr("smoothtune.evaluation.report.draw_lines", draw_lines)
+    settings = Settings(
+        model=str(tiny_folder / "tuned"), output_dir=str(tmp_path), parts=("calibration",)
+    )
+    evaluate(settings, console=Console(quiet=True))
+    ((_, svg),) = (item for files in figures for item in files.items())
+    assert (tmp_path / "calibration_reliability.svg").read_bytes() == svg
+    longest = max(re.findall(r' d="([^"]+)"', svg.decode()), key=len)
+    assert longest in (tmp_path / "evaluation.html").read_text()
 
 
 def test_one_name_has_one_number(everything: tuple[Path, str]) -> None:

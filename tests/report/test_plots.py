@@ -7,7 +7,7 @@ import pytest
 
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.report.page import Plot, Section, Table, page_text
-from smoothtune.report.plots import Frame, draw, draw_lines, log_scale, num_lines, styles
+from smoothtune.report.plots import Frame, draw, draw_lines, drawn, log_scale, num_lines, styles
 
 NAMES = [f"method {number}" for number in range(28)]
 
@@ -89,6 +89,20 @@ def test_other_formats() -> None:
     assert files["svg"].startswith(b"<?xml")
     assert files["pdf"].startswith(b"%PDF")
     assert files["png"].startswith(b"\x89PNG")
+
+
+def test_a_legend_stands_below_the_axes() -> None:
+    pytest.importorskip("matplotlib")
+    figures = []
+
+    def paint(figure) -> None:
+        figures.append(figure)
+        figure.subplots().plot([0, 1], label="a line")
+        figure.legend(loc="outside lower center")
+
+    drawn(4, 3, paint)
+    (axes,), (legend,) = figures[0].axes, figures[0].legends
+    assert legend.get_window_extent().y1 <= axes.get_tightbbox().y0
 
 
 def test_plots_of_a_page_share_no_id_and_follow_its_colors() -> None:

@@ -12,6 +12,7 @@ from smoothtune.cli.output import JSON, USAGE, echo, fail, output_console, print
 from smoothtune.config.draft import from_options
 from smoothtune.config.evaluation import PartName, Prediction, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
+from smoothtune.console import Bar
 from smoothtune.errors import counted
 
 
@@ -115,7 +116,8 @@ def report(
     runs = [_name_and_folder(text) for text in folders]
     names = {folder: name for name, folder in runs if name}
     paths = [folder for _, folder in runs]
-    no_plots = write_report(paths, to, names=names, overwrite=overwrite)
+    with Bar(output_console(), "parts") as bar:
+        no_plots = write_report(paths, to, names=names, overwrite=overwrite, bar=bar)
     echo(f"{to} is written" + f", without figures: {no_plots}" * bool(no_plots))
 
 

@@ -61,6 +61,7 @@ def write_report(
     *,
     names: Mapping[Path, str] | None = None,
     overwrite: bool = False,
+    bar: Bar | None = None,
 ) -> str:
     """Write a report.
 
@@ -70,6 +71,7 @@ def write_report(
         names: by folder, of runs that are not to have their folder's name.
         to: a file that ends in .html, one page without scripts or links to other files, or .md.
         overwrite: replace the file.
+        bar: shows which part is drawn.
 
     Returns:
         Why the HTML has no plots; empty if it has them, or needs none.
@@ -84,7 +86,7 @@ def write_report(
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     runs = load_runs(folders, names)
     with _only_damage(runs):
-        bar = Bar(Console(quiet=True))
+        bar = bar or Bar(Console(quiet=True))
         figures, no_plots = _figures(runs, bar) if to.suffix == ".html" else ({}, "")
         page = _page(runs, to.suffix, figures, no_plots)
     make_folder(to.parent)
