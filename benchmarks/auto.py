@@ -55,6 +55,7 @@ def train(name, seed, folder, out, *more):
         command += ["--text-column", column]
     command += ["--data", str(folder), "--output-dir", str(out), "--seed", str(seed)]
     command += ["--max-seq-length", "64", "--per-device-train-batch-size", "16", *more]
+    command += ["--resume-from-checkpoint"] * (out / "run.json").exists()
     print(" ".join(command), flush=True)
     subprocess.run(command, check=True)
 
