@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoModelForSequenceClassification, BartConfig, DistilBertConfig, T5Config
+from transformers import (
+    AutoModelForSequenceClassification,
+    BartConfig,
+    DistilBertConfig,
+    NystromformerConfig,
+    T5Config,
+    YosoConfig,
+)
 
 from helpers.tiny_folder import tiny_bert
 from smoothtune.cli.cost import price_list
@@ -22,6 +29,8 @@ from smoothtune.testing import ARCHITECTURES, tiny_model
 SILENT = Console(quiet=True)
 MESSAGE = r"^max_seq_length: row 1 of the .*data has 42 tokens, and the model 32 positions: set it"
 SMALL = {"vocab_size": 40, "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "d_kv": 4}
+NYSTROM = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+NYSTROM |= {"intermediate_size": 8, "num_landmarks": 1, "segment_means_seq_len": 1}
 OTHERS = {
     "bart": lambda: BartConfig(
         vocab_size=40,
@@ -35,9 +44,12 @@ OTHERS = {
     "distilbert": lambda: DistilBertConfig(
         vocab_size=40, dim=8, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=32
     ),
+    "nystromformer": lambda: NystromformerConfig(**NYSTROM, max_position_embeddings=32),
+    "yoso": lambda: YosoConfig(**NYSTROM, max_position_embeddings=32, use_expectation=True),
     "t5": lambda: T5Config(**SMALL, decoder_start_token_id=0),
 }
-LIMITS = dict.fromkeys(["bert", "deberta", "gpt2", "opt", "bart", "distilbert"], 32)
+WITH_32 = "bert", "deberta", "gpt2", "opt", "bart", "distilbert", "nystromformer", "yoso"
+LIMITS = dict.fromkeys(WITH_32, 32)
 LIMITS |= {"roberta": 30} | dict.fromkeys(["modernbert", "llama", "t5"])
 
 

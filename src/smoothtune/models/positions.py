@@ -14,16 +14,21 @@ def num_positions(model: nn.Module) -> int | None:
     """Tokens of the longest row that a model takes; None without a table of positions.
 
     Some tables hold entries that no token gets: RoBERTa counts from the number of its padding
-    token, OPT and BART from an `offset`.
+    token, OPT and BART from an `offset`, Nyströmformer, YOSO and MRA from the first of a buffer.
     """
     limits = []
+    first = {
+        name.rpartition(".")[0]: int(buffer.min())
+        for name, buffer in model.named_buffers()
+        if name.endswith("position_ids")
+    }
     for name, module in model.named_modules():
-        own = name.rpartition(".")[2]
+        parent, _, own = name.rpartition(".")
         is_table = isinstance(module, nn.Embedding) and ("position" in own or own == "wpe")
         if is_table and not any(word in name for word in NO_LIMIT):
             padding, offset = module.padding_idx, getattr(module, "offset", 0)
             unused = offset if padding is None or offset else padding + 1
-            limits.append(module.num_embeddings - unused)
+            limits.append(module.num_embeddings - max(unused, first.get(parent, 0)))
     return min(limits, default=None)
 
 
