@@ -156,31 +156,8 @@ def _outcome(
     tune: Tune, trainings: Trainings, misfits: dict[str, str], console: Console
 ) -> Outcome:
     """Search, and confirm what was found."""
-    searches, settings = arms(tune), tune.settings
-    budgets = {arm.name: arm.budget for arm in searches}
-
-    def ended(trial: Trial) -> None:
-        score = number(shown(trial.score, settings.metric))
-        end = f"{score} ({counted(len(trial.scores), 'fold')})"
-        if trial.broken:
-            end = f"{trial.state}: {trial.message}"
-        title = f"{trial.arm} {trial.number + 1} of {budgets[trial.arm]}"
-        say(console, f"{title}: {trial.setting.describe()}: {end}")
-
-    search(
-        searches,
-        folds=settings.folds,
-        round_size=settings.round_size,
-        run=trainings.trials,
-        ended=ended,
-    )
-    plain, method = (arm.best() for arm in searches)
-    trials = [trial for arm in searches for trial in arm.trials]
-    if plain is None:
-        ends = [f"{t.state}: {t.message}" for t in trials if t.arm == PLAIN and t.message]
-        why = ends[0] if ends else "no trial had all its folds"
-        message = f"no trial of plain fine-tuning ended with a score ({why})"
-        raise OutputError(f"{message}; nothing to compare with")
+    trials, plain, method = _searched(tune, trainings, console)
+    settings = tune.settings
     fresh = fresh_runs(settings.confirm_runs, settings.num_parts, tune.run.seed)
     by_probabilities = settings.metric != "score"
     extras = CALIBRATION if by_probabilities else PLAIN_SCORES
@@ -213,3 +190,39 @@ def _outcome(
         compared("score").gain if by_probabilities else None,
         compared(settings.metric, calibrated_score_of).gain if by_probabilities else None,
     )
+
+
+def _searched(
+    tune: Tune, trainings: Trainings, console: Console
+) -> tuple[list[Trial], Trial, Trial | None]:
+    """All trials, the best of plain fine-tuning, and the best of the methods if one has all folds.
+
+    Raises:
+        OutputError: no trial of plain fine-tuning ended with a score.
+    """
+    searches, settings = arms(tune), tune.settings
+    budgets = {arm.name: arm.budget for arm in searches}
+
+    def ended(trial: Trial) -> None:
+        score = number(shown(trial.score, settings.metric))
+        end = f"{score} ({counted(len(trial.scores), 'fold')})"
+        if trial.broken:
+            end = f"{trial.state}: {trial.message}"
+        title = f"{trial.arm} {trial.number + 1} of {budgets[trial.arm]}"
+        say(console, f"{title}: {trial.setting.describe()}: {end}")
+
+    search(
+        searches,
+        folds=settings.folds,
+        round_size=settings.round_size,
+        run=trainings.trials,
+        ended=ended,
+    )
+    trials = [trial for arm in searches for trial in arm.trials]
+    plain, method = (arm.best() for arm in searches)
+    if plain is None:
+        ends = [f"{t.state}: {t.message}" for t in trials if t.arm == PLAIN and t.message]
+        why = ends[0] if ends else "no trial had all its folds"
+        message = f"no trial of plain fine-tuning ended with a score ({why})"
+        raise OutputError(f"{message}; nothing to compare with")
+    return trials, plain, method
