@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from scipy.stats import t, ttest_rel
+from scipy.stats import t, ttest_1samp, ttest_rel
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = range(580, 585)
@@ -96,6 +96,19 @@ def row(title, picks, plain, auto):
     return f"| {' | '.join(cells)} |"
 
 
+def verdict(plain, auto):
+    """By the rule, of means over the sets (seeds, measures)."""
+    score, nll, brier = (auto - plain).T
+    lowest = 100 * (
+        score.mean() - t.ppf(0.975, len(score) - 1) * score.std(ddof=1) / len(score) ** 0.5
+    )
+    smaller = [ttest_1samp(gap, 0).pvalue for gap in (nll, brier) if gap.mean() < 0]
+    better = 2 * min(smaller, default=1) < 0.05  # Holm's first step, of two
+    helps = "helps" if better and lowest > -0.5 else "is not shown to help"
+    kept = "lies" if lowest > -0.5 else "does not lie"
+    return f"By the rule `auto` {helps}. The interval of its score {kept} above -0.5 points."
+
+
 def main():
     """Search, train, compare, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -120,7 +133,8 @@ def main():
     for number, name in enumerate(SETS):
         picks = ", ".join(of[0] for of in found[name])
         page.append(row(name, picks, plain[number], auto[number]))
-    page.append(row("mean of three", "", plain.mean(0), auto.mean(0)))
+    means = plain.mean(0), auto.mean(0)
+    page += [row("mean of three", "", *means), "", verdict(*means)]
     (RESULTS / "auto.md").write_text("\n".join(page) + "\n", encoding="utf-8")
     print("\n".join(page))
 

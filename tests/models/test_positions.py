@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     BartConfig,
     DistilBertConfig,
+    MraConfig,
     NystromformerConfig,
     T5Config,
     YosoConfig,
@@ -73,6 +74,11 @@ def test_the_model_takes_so_many_tokens_and_not_one_more(name: str) -> None:
     if limit is not None:
         with pytest.raises((RuntimeError, IndexError)):
             run(limit + 1)
+
+
+def test_mra_whose_attention_needs_a_gpu_counts_its_positions_from_2() -> None:
+    config = MraConfig(**NYSTROM, max_position_embeddings=32)
+    assert num_positions(AutoModelForSequenceClassification.from_config(config)) == 32
 
 
 def test_positions_of_an_image_are_none_of_a_text() -> None:

@@ -17,18 +17,15 @@ def num_positions(model: nn.Module) -> int | None:
     token, OPT and BART from an `offset`, Nyströmformer, YOSO and MRA from the first of a buffer.
     """
     limits = []
-    first = {
-        name.rpartition(".")[0]: int(buffer.min())
-        for name, buffer in model.named_buffers()
-        if name.endswith("position_ids")
-    }
     for name, module in model.named_modules():
         parent, _, own = name.rpartition(".")
         is_table = isinstance(module, nn.Embedding) and ("position" in own or own == "wpe")
         if is_table and not any(word in name for word in NO_LIMIT):
             padding, offset = module.padding_idx, getattr(module, "offset", 0)
             unused = offset if padding is None or offset else padding + 1
-            limits.append(module.num_embeddings - max(unused, first.get(parent, 0)))
+            ids = dict(model.get_submodule(parent).named_buffers(recurse=False)).get("position_ids")
+            first = 0 if ids is None else int(ids.min())
+            limits.append(module.num_embeddings - max(unused, first))
     return min(limits, default=None)
 
 
