@@ -1,6 +1,7 @@
 """Rows that are longer than a model has positions for."""
 
 import csv
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def test_the_model_takes_so_many_tokens_and_not_one_more(name: str) -> None:
         model = AutoModelForSequenceClassification.from_config(OTHERS[name]()).eval()
     limit = num_positions(model)
     assert limit == LIMITS[name]
+    assert num_positions(deepcopy(model).to("meta")) == limit  # as a check before a run has it
 
     def run(length: int) -> None:
         ids = torch.full((1, length), 5)

@@ -14,7 +14,7 @@ def num_positions(model: nn.Module) -> int | None:
     """Tokens of the longest row that a model takes; None without a table of positions.
 
     Some tables hold entries that no token gets: RoBERTa counts from the number of its padding
-    token, OPT and BART from an `offset`, Nyströmformer, YOSO and MRA from the first of a buffer.
+    token, OPT and BART from an `offset`, Nyströmformer, YOSO and MRA have a shorter list of them.
     """
     limits = []
     for name, module in model.named_modules():
@@ -23,9 +23,10 @@ def num_positions(model: nn.Module) -> int | None:
         if is_table and not any(word in name for word in NO_LIMIT):
             padding, offset = module.padding_idx, getattr(module, "offset", 0)
             unused = offset if padding is None or offset else padding + 1
+            limits.append(module.num_embeddings - unused)
             ids = dict(model.get_submodule(parent).named_buffers(recurse=False)).get("position_ids")
-            first = 0 if ids is None else int(ids.min())
-            limits.append(module.num_embeddings - max(unused, first))
+            if ids is not None:
+                limits.append(ids.shape[-1])
     return min(limits, default=None)
 
 
