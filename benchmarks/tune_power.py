@@ -19,7 +19,7 @@ from scipy import special
 
 from smoothtune.config.tuning import load_tune
 from smoothtune.tune.confirm import compare, fresh_runs, search_run
-from smoothtune.tune.search import Outcome, arms, search
+from smoothtune.tune.search import Outcome, search_all
 from smoothtune.tune.space import PLAIN
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,13 +92,12 @@ class World:
 
     def search(self):
         """The best settings of plain and of the methods, and their comparison on fresh runs."""
-        settings, seed, found = self.tune.settings, self.tune.run.seed, arms(self.tune)
+        settings, seed = self.tune.settings, self.tune.run.seed
 
         def run(work):
             return [Outcome(self.score(t.setting, search_run(fold, seed))) for t, fold in work]
 
-        search(found, folds=settings.folds, round_size=settings.round_size, run=run)
-        best = [arm.best().setting for arm in found]
+        best = [arm.best().setting for arm in search_all(self.tune, run=run)]
         fresh = fresh_runs(settings.confirm_runs, settings.num_parts, seed)
         scores = [[self.score(setting, each) for each in fresh] for setting in best]
         return best, compare(*scores, settings.num_parts)

@@ -189,17 +189,17 @@ def simulated(table, folds, budget, seed, sampler):
 
     rates = (RATES[0], RATES[-1])
     others = {name: {} for name in VALUES if name != PLAIN}
-    arms = [
-        Arm(PLAIN, Space({PLAIN: {}}, rates, (3.0,)), budget - budget // 2, seed, sampler),
-        Arm("methods", Space(others, rates, (3.0,)), budget // 2, seed, sampler),
-    ]
 
     def run(work):
         return [Outcome(table[nearest(trial.setting)][0][fold]) for trial, fold in work]
 
-    search(arms, folds=folds, round_size=4, run=run)
-    best = [arm.best() for arm in arms]
-    return [table[nearest(trial.setting)][1] for trial in best]
+    def best(methods, trials, near=None):
+        arm = Arm("arm", Space(methods, rates, (3.0,)), trials, seed, near, sampler)
+        search(arm, folds=folds, round_size=4, run=run)
+        return arm.best().setting
+
+    plain = best({PLAIN: {}}, budget - budget // 2)
+    return [table[nearest(pick)][1] for pick in (plain, best(others, budget // 2, plain))]
 
 
 def regrets(table, folds, budgets, seeds):
@@ -271,7 +271,7 @@ class Ways:
     def __init__(self, names):
         self.methods = names
 
-    def starts(self):
+    def starts(self, near):
         """Each way once, as a search begins with each method."""
         return [{"method": name} for name in self.methods]
 
@@ -302,7 +302,7 @@ def decided(scores, budget, draw):
     def run(work):
         return [Outcome(scores[trial.setting.method][seeds[fold]]) for trial, fold in work]
 
-    search([arm], folds=SEEN, round_size=4, run=run)
+    search(arm, folds=SEEN, round_size=4, run=run)
     pick, fresh = arm.best().setting.method, seeds[SEEN:]
     found = compare(*([scores[name][seed] for seed in fresh] for name in ("plain", pick)), 5)
     return pick, (pick if found.better else "plain")

@@ -8,7 +8,7 @@ import pytest
 
 from smoothtune.config.tuning import load_tune
 from smoothtune.tune.price import expected_trainings, measure
-from smoothtune.tune.search import Outcome, arms, search
+from smoothtune.tune.search import Outcome, search_all
 
 QUANTIZED = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
@@ -51,6 +51,6 @@ def test_as_many_trainings_as_were_said(budget: int, folds: int) -> None:
             trained.append(len(work))
             return [Outcome(draw.random()) for _ in work]
 
-        search(arms(tune), folds=folds, round_size=4, run=run)
+        search_all(tune, run=run)
         counts.append(sum(trained) + fresh)
     assert set(counts) == {expected_trainings(tune)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smoothtune.config.tuning import load_tune
-from smoothtune.tune.search import Arm, Outcome, Trial, arms, search
+from smoothtune.tune.search import Arm, Outcome, Trial, search, search_all
 from smoothtune.tune.space import PLAIN, Setting, Space
 
 Score = Callable[[Setting, int], float | None]
@@ -29,12 +29,7 @@ def runner(score: Score, log: list | None = None):
 
 
 def searched(score: Score, log: list | None = None, **fields) -> list[Arm]:
-    asked = tune(**fields)
-    settings = asked.settings
-    found = arms(asked)
-    run = runner(score, log)
-    search(found, folds=settings.folds, round_size=settings.round_size, run=run)
-    return found
+    return search_all(tune(**fields), run=runner(score, log))
 
 
 def surface(setting: Setting, fold: int) -> float:
@@ -75,7 +70,7 @@ def test_the_mean_over_folds_decides() -> None:
         return [Outcome(scores[trial.number][fold]) for trial, fold in work]
 
     arm = Arm(PLAIN, Space({PLAIN: {}}, (1e-5, 1e-3), (1.0,)), 2, seed=0)
-    search([arm], folds=3, round_size=2, run=run)
+    search(arm, folds=3, round_size=2, run=run)
     assert [trial.state for trial in arm.trials] == ["complete", "complete"]
     best = arm.best()
     assert best is not None
@@ -88,8 +83,8 @@ def test_tpe_finds_a_known_winner() -> None:
     for seed in range(6):
         for sampler, found in gaps.items():
             space = Space({"lnsr": {}, "r3f": {}}, (1e-5, 5e-4), (2.0, 4.0, 8.0))
-            arm = Arm("methods", space, 40, seed, sampler)
-            search([arm], folds=1, round_size=4, run=runner(surface))
+            arm = Arm("methods", space, 40, seed, sampler=sampler)
+            search(arm, folds=1, round_size=4, run=runner(surface))
             best = arm.best()
             assert best is not None
             found.append(0.89 - best.score)
@@ -153,9 +148,42 @@ def test_failed_and_diverged_trials_are_never_the_best() -> None:
 
 
 def test_nothing_is_best_where_all_trials_fail() -> None:
-    plain, methods = searched(lambda setting, fold: None, budget=6)
+    arm = Arm("methods", Space({"lnsr": {}}, (1e-5, 5e-4), (2.0, 4.0)), 3, seed=0)
+    search(arm, folds=3, round_size=4, run=runner(lambda setting, fold: None))
+    assert arm.best() is None
+
+
+def test_without_a_score_of_plain_no_method_is_tried() -> None:
+    (plain,) = searched(lambda setting, fold: None, budget=6)
     assert plain.best() is None
-    assert methods.best() is None
+    assert len(plain.trials) == 3
+
+
+def test_methods_begin_at_the_best_of_plain() -> None:
+    log: list = []
+    plain, methods = searched(surface, log, budget=20)
+    best = plain.best()
+    assert best is not None
+    near = (best.setting.learning_rate, best.setting.epochs)
+    assert near != (7.07e-05, 4.0), "the middle of the ranges"
+    begun = [(trial.setting.learning_rate, trial.setting.epochs) for trial in methods.trials]
+    assert begun[:3] == [near] * 3
+    assert set(begun[3:]) != {near}
+    by_arm = [arm for arm, _, _ in log]
+    assert by_arm == sorted(by_arm, key=["plain", "methods"].index)
+
+
+@pytest.mark.parametrize(("round_size", "rounds"), [(1, [6, 1, 1]), (4, [6, 2]), (8, [8])])
+def test_trials_that_depend_on_no_score_start_together(round_size: int, rounds: list[int]) -> None:
+    sizes: list[int] = []
+
+    def run(work):
+        sizes.append(len(work))
+        return [Outcome(surface(trial.setting, fold)) for trial, fold in work]
+
+    arm = Arm(PLAIN, Space({PLAIN: {}}, (1e-5, 5e-4), (2.0, 4.0, 8.0)), 8, seed=0)
+    search(arm, folds=1, round_size=round_size, run=run)
+    assert sizes == rounds
 
 
 @pytest.mark.filterwarnings("error")
@@ -177,9 +205,12 @@ def test_a_trial_that_leads_and_breaks_down_leaves_another_one(
         log.extend((trial.number, fold) for trial, fold in work)
         return [Outcome(scored(trial, fold), "why") for trial, fold in work]
 
+    def note(arm: Arm, trial: Trial) -> None:
+        ended.append(trial)
+
     def search_of(round_size: int) -> Arm:
         arm = Arm(PLAIN, Space({PLAIN: {}}, (1e-5, 5e-4), (2.0, 4.0, 8.0)), 8, seed=0)
-        search([arm], folds=folds, round_size=round_size, run=run, ended=ended.append)
+        search(arm, folds=folds, round_size=round_size, run=run, ended=note)
         return arm
 
     for round_size in (1, 8):

@@ -37,8 +37,7 @@ from smoothtune.tune.confirm import Comparison, compare, fresh_runs, search_run
 from smoothtune.tune.findings import Outcome, shown
 from smoothtune.tune.price import expected_trainings, measure, tell
 from smoothtune.tune.report import write_report
-from smoothtune.tune.search import Trial, arms, optuna, search
-from smoothtune.tune.space import PLAIN
+from smoothtune.tune.search import Arm, Trial, optuna, search_all
 from smoothtune.tune.split import TrainingRows, check_parts, training_rows
 
 Scored = Callable[[CellRecord | str, Metric], float | None]
@@ -195,34 +194,26 @@ def _outcome(
 def _searched(
     tune: Tune, trainings: Trainings, console: Console
 ) -> tuple[list[Trial], Trial, Trial | None]:
-    """All trials, the best of plain fine-tuning, and the best of the methods if one has all folds.
+    """All trials; the best of plain fine-tuning; the best of the methods, which begin there.
 
     Raises:
         OutputError: no trial of plain fine-tuning ended with a score.
     """
-    searches, settings = arms(tune), tune.settings
-    budgets = {arm.name: arm.budget for arm in searches}
 
-    def ended(trial: Trial) -> None:
-        score = number(shown(trial.score, settings.metric))
+    def ended(arm: Arm, trial: Trial) -> None:
+        score = number(shown(trial.score, tune.settings.metric))
         end = f"{score} ({counted(len(trial.scores), 'fold')})"
         if trial.broken:
             end = f"{trial.state}: {trial.message}"
-        title = f"{trial.arm} {trial.number + 1} of {budgets[trial.arm]}"
+        title = f"{arm.name} {trial.number + 1} of {arm.budget}"
         say(console, f"{title}: {trial.setting.describe()}: {end}")
 
-    search(
-        searches,
-        folds=settings.folds,
-        round_size=settings.round_size,
-        run=trainings.trials,
-        ended=ended,
-    )
-    trials = [trial for arm in searches for trial in arm.trials]
-    plain, method = (arm.best() for arm in searches)
-    if plain is None:
-        ends = [f"{t.state}: {t.message}" for t in trials if t.arm == PLAIN and t.message]
+    plain, *others = search_all(tune, run=trainings.trials, ended=ended)
+    best = plain.best()
+    if best is None:
+        ends = [f"{t.state}: {t.message}" for t in plain.trials if t.message]
         why = ends[0] if ends else "no trial had all its folds"
         message = f"no trial of plain fine-tuning ended with a score ({why})"
         raise OutputError(f"{message}; nothing to compare with")
-    return trials, plain, method
+    (methods,) = others
+    return [*plain.trials, *methods.trials], best, methods.best()

@@ -1,13 +1,15 @@
-"""The search: two arms, plain fine-tuning and all other methods, with the same number of trials.
+"""The search: plain fine-tuning first, then all other methods, with the same number of trials.
 
-A trial is a setting, scored on one held-out part; then the best race over more parts, not over more
-epochs. The search is a function of its settings and of the scores, for any number of workers, so a
-stopped one is gone through again from its records.
+The methods begin at the learning rate and the epochs that were best for plain. A trial is a
+setting, scored on one held-out part; then the best race over more parts, not over more epochs. The
+search is a function of its settings and of the scores, for any number of workers, so a stopped one
+is gone through again from its records.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from smoothtune.config.tuning import Tune
@@ -83,28 +85,37 @@ def stages(folds: int) -> list[tuple[int, int]]:
 class Arm:
     """One of the two searches, with a budget of trials and the seed of Optuna's draws.
 
-    The sampler is "tpe", or "random" to compare with.
+    It begins with every method once, at the learning rate and the epochs of the setting `near`, or
+    in the middle of their ranges. The sampler is "tpe", or "random" to compare with.
     """
 
     def __init__(
-        self, name: str, space: Space, budget: int, seed: int, sampler: str = "tpe"
+        self,
+        name: str,
+        space: Space,
+        budget: int,
+        seed: int,
+        near: Setting | None = None,
+        sampler: str = "tpe",
     ) -> None:
         package = optuna()
-        random = max(RANDOM, len(space.methods))
+        self.random = max(RANDOM, len(space.methods))
         chosen = (
-            package.samplers.TPESampler(seed=seed, n_startup_trials=random)
+            package.samplers.TPESampler(seed=seed, n_startup_trials=self.random)
             if sampler == "tpe"
             else package.samplers.RandomSampler(seed=seed)
         )
         self.study = package.create_study(direction="maximize", sampler=chosen)
-        for start in space.starts()[:budget]:
+        for start in space.starts(near)[:budget]:
             self.study.enqueue_trial(start)
         self.name, self.space, self.budget = name, space, budget
         self.trials: list[Trial] = []
         """Optuna numbers them alike."""
 
     def ask(self, count: int) -> list[Trial]:
-        """The next trials, at most `count`."""
+        """The next trials, at most `count`; at first all that do not depend on scores."""
+        if not self.trials:
+            count = max(count, self.random)
         new = []
         for number in range(len(self.trials), min(len(self.trials) + count, self.budget)):
             new.append(Trial(self.name, number, self.space.suggest(self.study.ask())))
@@ -129,26 +140,41 @@ class Arm:
         return next((trial for trial in self.leaders(1) if trial.state == "complete"), None)
 
 
-def arms(tune: Tune) -> list[Arm]:
-    """The search for plain fine-tuning, and that for all methods together."""
+Ended = Callable[[Arm, Trial], None]
+"""Is called when a trial has a score on one more of its folds, or has broken down."""
+
+
+def search_all(tune: Tune, *, run: Run, ended: Ended = lambda arm, trial: None) -> list[Arm]:
+    """Search for plain fine-tuning, and then for all methods together, which begin at its best.
+
+    Returns:
+        The arm of plain; the arm of the methods, unless no trial of plain has a score.
+    """
     settings, seed = tune.settings, tune.run.seed
     common = (settings.learning_rates, settings.epochs)
+    race = partial(
+        search, folds=settings.folds, round_size=settings.round_size, run=run, ended=ended
+    )
     half = settings.budget // 2
-    return [
-        Arm(PLAIN, Space({PLAIN: {}}, *common), settings.budget - half, seed),
-        Arm(METHODS, Space(tune.methods, *common), half, seed),
-    ]
+    plain = Arm(PLAIN, Space({PLAIN: {}}, *common), settings.budget - half, seed)
+    race(plain)
+    best = plain.best()
+    if best is None:
+        return [plain]
+    methods = Arm(METHODS, Space(tune.methods, *common), half, seed, best.setting)
+    race(methods)
+    return [plain, methods]
 
 
 def search(
-    searches: Sequence[Arm],
+    arm: Arm,
     *,
     folds: int,
     round_size: int,
     run: Run,
-    ended: Callable[[Trial], None] = lambda trial: None,
+    ended: Ended = lambda arm, trial: None,
 ) -> None:
-    """Spend the budget of all arms, round by round, and let the best of each race.
+    """Spend the budget of an arm, round by round, and let its best race.
 
     Where one that races breaks down, the next best takes its place: an arm has a trial with all
     folds in the end, unless each of its trials failed or diverged.
@@ -159,19 +185,16 @@ def search(
         for (trial, _), outcome in zip(work, run(work), strict=True):
             trial.take(outcome, folds)
 
-    while any(len(arm.trials) < arm.budget for arm in searches):
-        new = [(arm, trial) for arm in searches for trial in arm.ask(round_size)]
-        train([trial for _, trial in new], 1)
-        for arm, trial in new:
+    while new := arm.ask(round_size):
+        train(new, 1)
+        for trial in new:
             arm.tell(trial)
-            ended(trial)
+            ended(arm, trial)
     for stop, count in stages(folds):
-        while behind := [
-            trial for arm in searches for trial in arm.leaders(count) if len(trial.scores) < stop
-        ]:
+        while behind := [trial for trial in arm.leaders(count) if len(trial.scores) < stop]:
             train(behind, stop)
             for trial in behind:
-                ended(trial)
+                ended(arm, trial)
 
 
 def optuna() -> Any:

@@ -63,16 +63,17 @@ class Space:
             searched[name] = {key: to for key, to in fields.items() if key not in taken}
         return searched
 
-    def starts(self) -> list[dict[str, Any]]:
-        """What is tried first: every method once, in the middle of all ranges."""
+    def starts(self, near: Setting | None = None) -> list[dict[str, Any]]:
+        """What is tried first: every method once, in the middle of the ranges of its fields.
+
+        Learning rate and epochs are those of `near`; None: the middle of their ranges.
+        """
+        rate = near.learning_rate if near else _middle(self._rates)
+        epochs = near.epochs if near else self.epochs[len(self.epochs) // 2]
         starts = []
         for name, searched in self.searched.items():
-            start: dict[str, Any] = {
-                "learning_rate": _middle(self._rates),
-                "epochs": self.epochs[len(self.epochs) // 2],
-            }
-            start |= {f"{name}.{key}": _middle(to) for key, to in searched.items()}
-            starts.append(start | {"method": name})
+            fields = {f"{name}.{key}": _middle(to) for key, to in searched.items()}
+            starts.append({"method": name, "learning_rate": rate, "epochs": epochs} | fields)
         return starts
 
     def suggest(self, trial: OptunaTrial) -> Setting:
