@@ -392,7 +392,17 @@ def test_a_dry_run_says_the_price_and_writes_nothing(
     assert "on 48 of 60 training rows, scored on the others; the evaluation rows are not" in told
     assert "a plain step takes" in told
     assert "at once, judged by these steps" in told
+    assert "too few" not in told
     assert not (tmp_path / "out").exists()
+
+
+def test_methods_for_which_there_are_no_trials_are_named(
+    data: Path, inputs: Path, tmp_path: Path
+) -> None:
+    with open(os.devnull, "w") as nothing:
+        console = Console(file=nothing, record=True, width=200)
+        run_tune(asked(data, inputs, tmp_path / "out", budget=3), dry_run=True, console=console)
+    assert "too few trials for mixout, not tried: give a larger budget" in console.export_text()
 
 
 def test_methods_that_do_not_fit(

@@ -119,8 +119,8 @@ def tell(tune: Tune, times: StepTimes | None, rows: int, jobs: int, console: Con
         f"about {expected_trainings(tune)} trainings on {trained} of {rows} training rows, scored "
         f"on the others; the evaluation rows are not used",
     ]
-    if other < len(names):
-        lines += [f"{other} trials are too few for {len(names)} methods: give a larger budget"]
+    if left := names[other:]:
+        lines += [f"too few trials for {', '.join(left)}, not tried: give a larger budget"]
     if times is None:
         lines += ["the time is not known: the model is too large to measure steps on copies"]
     else:
