@@ -108,7 +108,7 @@ def test_a_figure_is_drawn_once_for_its_file_and_the_page(
         figures.append(plots.draw_lines(*arguments))
         return figures[-1]
 
-    monkeypatch.setattr("smoothtune.evaluation.report.draw_lines", draw_lines)
+    monkeypatch.setattr("smoothtune.evaluation.figures.draw_lines", draw_lines)
     settings = Settings(
         model=str(tiny_folder / "tuned"), output_dir=str(tmp_path), parts=("calibration",)
     )

@@ -10,15 +10,14 @@ from rich.console import Console
 
 from smoothtune.config.evaluation import OOD
 from smoothtune.console import Bar
-from smoothtune.errors import OutputError, PlotsMissing
+from smoothtune.errors import OutputError
 from smoothtune.evaluation.calibration import error_of
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
+from smoothtune.evaluation.figures import SECTIONS, figures, value_text
 from smoothtune.evaluation.findings import sentences
 from smoothtune.evaluation.output import EVALUATION, MARKDOWN, PAGE
-from smoothtune.evaluation.parts import PARTS
 from smoothtune.files import make_folder, write_atomic
-from smoothtune.report.curves import Curve, metric_label
 from smoothtune.report.page import (
     DASH,
     Block,
@@ -33,15 +32,12 @@ from smoothtune.report.page import (
     page_text,
     with_interval,
 )
-from smoothtune.report.plots import MOST_LINES, Frame, draw_lines, num_lines, styles
 
 DAMAGE = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
     *(StopIteration, RuntimeError),
 )
 """The last two: a point that is not there; a generator turns the first of them into the second."""
-LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
-SECTIONS = {name: part.title for name, part in PARTS.items() if name != "metrics"}
 LABELED = "ece by label: "
 """What follows is a label of the user's."""
 SCORES = (
@@ -87,8 +83,8 @@ def write_report(
     runs = load_runs(folders, names)
     with _only_damage(runs):
         bar = bar or Bar(Console(quiet=True))
-        figures, no_plots = _figures(runs, bar) if to.suffix == ".html" else ({}, "")
-        page = _page(runs, to.suffix, figures, no_plots)
+        drawn, no_plots = figures(runs, bar) if to.suffix == ".html" else ({}, "")
+        page = _page(runs, to.suffix, drawn, no_plots)
     make_folder(to.parent)
     write_atomic(to, page)
     return no_plots
@@ -106,36 +102,21 @@ def write_pages(folder: Path, bar: Bar) -> str:
     """
     runs = load_runs([folder])
     with _only_damage(runs):
-        figures, no_plots = _figures(runs, bar)
-        pages = {to: _page(runs, Path(to).suffix, figures, no_plots) for to in (PAGE, MARKDOWN)}
-    for plot in chain.from_iterable(figures.values()):
+        drawn, no_plots = figures(runs, bar)
+        pages = {to: _page(runs, Path(to).suffix, drawn, no_plots) for to in (PAGE, MARKDOWN)}
+    for plot in chain.from_iterable(drawn.values()):
         plot.write(folder)
     for to, page in pages.items():
         write_atomic(folder / to, page)
     return no_plots
 
 
-def _figures(runs: Sequence[Run], bar: Bar) -> tuple[dict[str, list[Plot]], str]:
-    """Of every part, and why there are none."""
-    figures = {}
-    bar.start("figures", len(SECTIONS))
-    for part in SECTIONS:
-        try:
-            figures[part] = plots(runs, part)
-        except PlotsMissing as error:
-            return {}, str(error)
-        bar.advance()
-    return figures, ""
-
-
-def _page(
-    runs: Sequence[Run], suffix: str, figures: Mapping[str, list[Plot]], no_plots: str
-) -> str:
+def _page(runs: Sequence[Run], suffix: str, drawn: Mapping[str, list[Plot]], no_plots: str) -> str:
     """The text of a page; Markdown has neither figures nor examples."""
     title = f"{runs[0].content['task']}: {', '.join(run.name for run in runs)}"
     if suffix == ".md":
         return page_text("md", title, [*_sections(runs, {}, "", [])])
-    sections = _sections(runs, figures, no_plots, example_tables(runs))
+    sections = _sections(runs, drawn, no_plots, example_tables(runs))
     return page_text("html", title, [*sections])
 
 
@@ -184,7 +165,7 @@ def _only_damage(runs: Sequence[Run]) -> Iterator[None]:
 
 def _sections(
     runs: Sequence[Run],
-    figures: Mapping[str, list[Plot]],
+    drawn: Mapping[str, list[Plot]],
     no_plots: str,
     examples: Sequence[tuple[str, Table]],
 ) -> Iterator[Section]:
@@ -195,7 +176,7 @@ def _sections(
         tables = [block for title, table in examples for block in (Heading(title), table)]
         yield Section("Examples", [EXAMPLES, *tables])
     for part, title in SECTIONS.items():
-        yield Section(title, [*_of_part(runs, part, figures.get(part, []))])
+        yield Section(title, [*_of_part(runs, part, drawn.get(part, []))])
     yield Section("How it was made", [provenance_table(runs)])
 
 
@@ -208,12 +189,12 @@ def _in_short(runs: Sequence[Run]) -> Iterator[Block]:
         yield comparison(first, run, paired_differences(first, run))
 
 
-def _of_part(runs: Sequence[Run], part: str, figures: Sequence[Plot]) -> Iterator[Block]:
+def _of_part(runs: Sequence[Run], part: str, drawn: Sequence[Plot]) -> Iterator[Block]:
     for run in runs:
         if why := run.content["parts"].get(part, {}).get("skipped"):
             yield f"Left out for {run.name}: {why}."
-    if figures:
-        yield Figures(figures)
+    if drawn:
+        yield Figures(drawn)
     if (summary := summary_table(runs, part)).rows:
         yield summary
 
@@ -262,7 +243,7 @@ def summary_table(runs: Sequence[Run], part: str) -> Table:
             numbers |= {f"{curve.title}: {name}": value for name, value in curve.numbers.items()}
         columns.append(numbers)
     names = dict.fromkeys(name for numbers in columns for name in numbers)
-    rows = [[name, *(_value(numbers.get(name)) for numbers in columns)] for name in names]
+    rows = [[name, *(value_text(numbers.get(name)) for numbers in columns)] for name in names]
     return _table(runs, rows)
 
 
@@ -272,60 +253,6 @@ def _flat(numbers: dict[str, Any], within: str = "") -> dict[str, Any]:
         title = within + (name if within == LABELED else name.replace("_", " "))
         flat |= _flat(value, f"{title}: ") if isinstance(value, dict) else {title: value}
     return flat
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return DASH
-    if isinstance(value, list):
-        return ", ".join(map(_value, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def plots(runs: Sequence[Run], part: str) -> list[Plot]:
-    """All curves of a part, each with every run that has it."""
-    by_run = {run.label: run.curves(part) for run in runs}
-    names = dict.fromkeys(name for curves in by_run.values() for name in curves)
-    looks, scores = styles(by_run), _score_frame(runs)
-    figures = []
-    for name in names:
-        curves = {run: run_curves[name] for run, run_curves in by_run.items() if name in run_curves}
-        of_score = next(iter(curves.values())).y_label == metric_label(runs[0].main_metric)
-        figures.append(_plot(f"{part}_{name}", curves, scores if of_score else Frame(looks)))
-    return figures
-
-
-def _score_frame(runs: Sequence[Run]) -> Frame:
-    """What all plots of the main metric share: the line of chance, and the axis."""
-    label, chance = metric_label(runs[0].main_metric), runs[0].baseline
-    curves = [curve for run in runs for part in SECTIONS for curve in run.curves(part).values()]
-    lines = [line for curve in curves if curve.y_label == label for line in curve.series.values()]
-    bounds = [bound for points in lines for p in points for bound in (p.y, p.low, p.high)]
-    values = [chance, *(bound for bound in bounds if bound is not None)]
-    pad = 0.04 * (max(values) - min(values)) or 0.01
-    limits = min(values) - pad, max(values) + pad
-    return Frame(styles(run.label for run in runs), chance, limits)
-
-
-def _plot(name: str, curves: dict[str, Curve], frame: Frame) -> Plot:
-    first = next(iter(curves.values()))
-    rows = [
-        [run, series, *map(_value, point)]
-        for run, curve in curves.items()
-        for series, points in curve.series.items()
-        for point in points
-    ]
-    head = ["run", "line", first.x_label, first.y_label, "low", "high"]
-    caption = f"Shaded: {first.band}." if first.band else ""
-    if num_lines(curves) > MOST_LINES:
-        caption += " Gray: the first line."
-    return Plot(
-        name,
-        first.title,
-        caption,
-        draw_lines(curves, frame),
-        numbers=Table(head, rows) if len(rows) <= LARGEST_TABLE else None,
-    )
 
 
 def provenance_table(runs: Sequence[Run]) -> Table:
