@@ -221,10 +221,22 @@ def regrets(table, folds, budgets, seeds):
             }
         )
     return {
+        "best_rates": best_rates(table),
         "best_plain": plain,
         "best_method": best,
         "whole_grid_regret": 100 * (best - by_held_out),
         "searches": rows,
+    }
+
+
+def best_rates(table):
+    """By method the learning rate with the best held-out score, mean over its values and folds."""
+    scores = {}
+    for (method, _, _, rate), (held_out, _) in table.items():
+        scores.setdefault(method, {}).setdefault(rate, []).extend(held_out)
+    return {
+        method: max(by_rate, key=lambda rate: statistics.mean(by_rate[rate]))
+        for method, by_rate in scores.items()
     }
 
 
@@ -242,12 +254,14 @@ def markdown_grid(found, arguments):
         "setting that is best on the held-out rows, which is what their noise costs.",
     ]
     for task, numbers in found.items():
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in numbers["best_rates"].items())
         lines += [
             "",
             f"## {task}",
             "",
             f"Best plain {numbers['best_plain']:.4f}, best method {numbers['best_method']:.4f}; "
             f"whole grid: {numbers['whole_grid_regret']:.2f} points.",
+            f"Best rate on the held-out rows: {rates}.",
             "",
             "| sampler | budget | regret of plain's pick | regret of the methods' pick |",
             "|---|---|---|---|",
