@@ -12,10 +12,11 @@ from typing import Any
 import pandas as pd
 
 from smoothtune.results import CellRecord
+from smoothtune.study.table import NOISE, TOKENS, WORDS
 
 RUNS = Path(__file__).parent.parent / "results" / "runs.parquet"
-BESIDE = {"noise that costs 10 points"}
-"""Columns of results.csv that are robustness, beside the word substitutions."""
+ROBUSTNESS = (NOISE, TOKENS, WORDS)
+"""Columns of results.csv."""
 UNREAD = {"output_dir", "overwrite_output_dir", "push_to_hub", "data", "model", "task", "methods"}
 """Fields of a run that are no setting, or are columns of their own."""
 
@@ -53,7 +54,7 @@ def row_of(study: str, line: dict[str, Any], folder: Path) -> dict[str, Any]:
         "config": {name: value for name, value in settings.items() if value is not None},
         "versions": run.versions,
         "quantities": measured.effect.quantities,
-        "robustness": {name: line[name] for name in BESIDE if not pd.isna(line.get(name))},
+        "robustness": {name: line[name] for name in ROBUSTNESS if not pd.isna(line.get(name))},
         "noise_curve": measured.noise,
         "parts": numbers_of(measured.model_dump()["parts"]),
     }
@@ -79,6 +80,8 @@ def numbers_of(parts: dict[str, Any]) -> dict[str, float]:
     for title, part in parts.items():
         if title != "effect":
             read(title, part["numbers"])
+            for name, curve in part["curves"].items():
+                read(f"{title}/{name}", curve["numbers"])
     return numbers
 
 

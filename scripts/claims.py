@@ -32,7 +32,10 @@ from smoothtune.study.report.statistics import (
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "claims.md"
 RUNS = ROOT / "results" / "runs.parquet"
-POINTS = {"score", "generalization_gap", "noise", "ood", "corruption/tokens/area"}
+POINTS = {
+    *("score", "generalization_gap", "noise", "ood", "corruption/tokens/area"),
+    "score under word substitutions",
+}
 """Measures on the scale of a score, shown in points."""
 COLUMNS = {"score", "generalization_gap", "noise", "ood", "brier", "nll", "ece"}
 HALF = 0.5
