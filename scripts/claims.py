@@ -28,14 +28,12 @@ from smoothtune.study.report.statistics import (
     variance_ratio,
     variance_test,
 )
+from smoothtune.study.table import WORDS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "claims.md"
 RUNS = ROOT / "results" / "runs.parquet"
-POINTS = {
-    *("score", "generalization_gap", "noise", "ood", "corruption/tokens/area"),
-    "score under word substitutions",
-}
+POINTS = {"score", "generalization_gap", "noise", "ood", "corruption/tokens/area", WORDS}
 """Measures on the scale of a score, shown in points."""
 COLUMNS = {"score", "generalization_gap", "noise", "ood", "brier", "nll", "ece"}
 HALF = 0.5
