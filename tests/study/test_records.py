@@ -15,7 +15,8 @@ from smoothtune.core.traits import Traits
 from smoothtune.errors import ConfigError, DataError, OutputError
 from smoothtune.results import CellContent, CellRecord
 from smoothtune.study.config import load_study
-from smoothtune.study.inputs import data_fingerprint, write_parts
+from smoothtune.study.inputs import data_fingerprint
+from smoothtune.study.parts import write_parts
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records, digest
 from smoothtune.study.status import show_status
@@ -115,9 +116,9 @@ def test_a_record_that_changes_has_another_row(write, tmp_path: Path) -> None:
 
 def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: Path) -> None:
     run = load_study(write(TWO + "max_train_samples: 10\n")).runs[0, 0, 0]
-    write_parts(str(inputs / "data"), run, 0.3, tmp_path / "parts")
+    write_parts(run, 0.4, tmp_path / "parts")
     parts = configured_task(run).load_splits(tmp_path / "parts")
-    assert {name: len(rows) for name, rows in parts.items()} == {"train": 7, "validation": 3}
+    assert {name: len(rows) for name, rows in parts.items()} == {"train": 6, "validation": 4}
     texts = [row["text"] for rows in parts.values() for row in rows]
     from smoothtune.models.load import load_base
     from smoothtune.tasks.prepare import prepare
@@ -131,15 +132,15 @@ def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: P
     )
     source = configured_task(run).load_splits(inputs / "data")["train"]
     assert sorted(texts) == sorted(source[i]["text"] for i in prepared.train["example_id"])
-    with pytest.raises(DataError, match="too few to choose"):
-        write_parts(str(inputs / "data"), run, 0.01, tmp_path / "none")
+    with pytest.raises(DataError, match="10 training rows are too few: .* hold out a larger share"):
+        write_parts(run, 0.01, tmp_path / "none")
 
 
 def test_rows_held_out_as_development_set_stay_out(inputs: Path, write, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     shutil.copy(inputs / "data" / "train.csv", tmp_path / "one" / "train.csv")
     run = load_study(write(TWO)).runs[0, 0, 0].model_copy(update={"data": str(tmp_path / "one")})
-    write_parts(run.data, run, 0.25, tmp_path / "parts")
+    write_parts(run, 0.25, tmp_path / "parts")
     parts = configured_task(run).load_splits(tmp_path / "parts")
     assert sum(map(len, parts.values())) == 24 - 2  # a tenth is the development set
 

@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,19 +16,14 @@ from helpers.tiny_tasks import choice_data, squad_data, tag_data, topic_data
 from smoothtune.config.run import load_config
 from smoothtune.errors import DataError
 from smoothtune.run.inputs import read_inputs
-from smoothtune.tune.split import (
-    TrainingRows,
-    check_parts,
-    parts_of,
-    training_rows,
-    write_split,
-)
+from smoothtune.study.parts import TrainingRows, training_rows, write_parts, write_split
+from smoothtune.tune.split import check_parts, parts_of
 
 TEXTS = [f"text {number}" for number in range(53)]
 
 
 def held_out(training: TrainingRows, parts: np.ndarray, folder: Path) -> tuple[list, list]:
-    write_split(training, parts, 0, folder)
+    write_split(training, parts == 0, folder)
     return tuple(
         pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("train", "validation")
     )
@@ -86,7 +83,7 @@ def test_a_class_of_one_row_stays_in_training(tmp_path: Path) -> None:
 def test_too_few_rows(tmp_path: Path) -> None:
     parts = parts_of(TEXTS[:8], ["a", "b"] * 4, 5, seed=0)
     with pytest.raises(DataError, match="8 training rows are too few"):
-        write_split(rows_of(TEXTS[:8], ["a", "b"] * 4), parts, 0, tmp_path)
+        write_split(rows_of(TEXTS[:8], ["a", "b"] * 4), parts == 0, tmp_path)
     assert json.dumps([path.name for path in tmp_path.iterdir()]) == "[]"
 
 
@@ -119,7 +116,8 @@ def test_parts_of_every_type_of_task_can_be_trained_on(
     training = training_rows(config)
     lines = (data / "train.jsonl").read_text().splitlines()
     assert len(training.texts) == len(lines)
-    write_split(training, parts_of(training.texts, training.labels, 4, 0), 1, tmp_path / "part")
+    parts = parts_of(training.texts, training.labels, 4, 0)
+    write_split(training, parts == 1, tmp_path / "part")
     part = config.model_copy(update={"data": str(tmp_path / "part")})
     prepared = read_inputs(part, Console(quiet=True)).prepared
     rows = [
@@ -140,7 +138,7 @@ def test_rows_with_a_tag_that_no_other_part_has_stay_in_training(
     config = load_config(options=common | {"data": str(data), "model": str(inputs / "model")})
     training = training_rows(config)
     parts = np.arange(len(lines)) % 4
-    write_split(training, parts, int(parts[5]), tmp_path / "part")
+    write_split(training, parts == parts[5], tmp_path / "part")
     part = config.model_copy(update={"data": str(tmp_path / "part")})
     prepared = read_inputs(part, Console(quiet=True)).prepared
     assert "B-RARE" in prepared.task.label_names
@@ -174,7 +172,8 @@ def test_a_sample_that_lacks_a_number_of_a_label(kind: str, inputs: Path, tmp_pa
     config = load_config(options=common | NUMBERED[kind] | {"seed": 1})
     training = training_rows(config)
     assert rows[5]["text"] not in training.rows["text"][:]
-    write_split(training, parts_of(training.texts, training.labels, 4, 0), 0, tmp_path / "part")
+    parts = parts_of(training.texts, training.labels, 4, 0)
+    write_split(training, parts == 0, tmp_path / "part")
     changes = {"data": str(tmp_path / "part"), "max_train_samples": None}
     task = read_inputs(config.model_copy(update=changes), Console(quiet=True)).prepared.task
     assert task.label_names == ("0", "1", "2", "3")
@@ -205,3 +204,24 @@ def test_rows_with_a_label_that_no_other_part_has_stay_in_training(tmp_path: Pat
     numbers = [row["number"] for row in out]
     assert numbers == [number for number in range(48) if parts[number] == 0 and number != 7]
     assert 7 in [row["number"] for row in train]
+
+
+@pytest.mark.parametrize("label", [int, "class {}".format], ids=["numbers", "names"])
+def test_a_grid_of_a_study_chooses_on_rows_with_rare_classes(
+    label: Callable[[int], Any], inputs: Path, tmp_path: Path
+) -> None:
+    """Each of 12 classes has a row or two of the sample, and some have none."""
+    (tmp_path / "data").mkdir()
+    rows = [{"text": f"text {n}", "label": label(min(n % 40, 11))} for n in range(400)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("train", "validation"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text(lines)
+    common = {"task": "own", "text_columns": ["text"], "data": str(tmp_path / "data")}
+    common |= {"output_dir": "unset", "model": str(inputs / "model"), "max_train_samples": 30}
+    for seed in range(3):
+        config = load_config(options=common | {"seed": seed})
+        write_parts(config, 0.3, tmp_path / f"part-{seed}")
+        changes = {"data": str(tmp_path / f"part-{seed}"), "max_train_samples": None}
+        prepared = read_inputs(config.model_copy(update=changes), Console(quiet=True)).prepared
+        assert 4 <= len(prepared.validation) <= 9
+        assert len(prepared.train) + len(prepared.validation) == 30

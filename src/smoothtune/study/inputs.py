@@ -1,59 +1,23 @@
-"""What the runs of a study read: data, held-out parts of it, and weights, with fingerprints."""
+"""What the runs of a study read: data and weights, with fingerprints."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.console import progress_bars
 from smoothtune.data.demo_sentences import sentiment
-from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import as_task, labeled_rows, source_of
-from smoothtune.files import cache_folder, make_folder, replacing, write_atomic
+from smoothtune.files import cache_folder, write_atomic
 from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.study.fields import DEMO
 from smoothtune.study.records import Extras, Fingerprints
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.prepare import prepare
-
-
-def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None:
-    """Write two parts of the rows that a run trains on, which its seed and size choose.
-
-    A `share` of them is the validation split.
-
-    Raises:
-        DataError: there are too few rows.
-        OutputError: the files cannot be written.
-    """
-    task, base, size = configured_task(run), _base_of(run), run.max_train_samples
-    prepared = prepare(
-        source, task, base.tokenizer, max_train_samples=size, max_eval_samples=1, seed=run.seed
-    )
-    rows = task.load_splits(source)["train"]
-    numbers = prepared.task.scorer.example_ids(prepared.train)
-    order = np.random.default_rng(run.seed).permutation(numbers)
-    held_out = round(share * len(order))
-    if held_out < 1 or held_out == len(order):
-        raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
-    write_numbered(rows, order[held_out:], order[:held_out], folder)
-
-
-def write_numbered(rows: Dataset, train: np.ndarray, validation: np.ndarray, folder: Path) -> None:
-    """Write rows by their numbers as ``train.parquet`` and ``validation.parquet``."""
-    make_folder(folder)
-    for name, chosen in (("train", train), ("validation", validation)):
-        part = rows.select(chosen, keep_in_memory=True)
-        with replacing(folder / f"{name}.parquet") as partial, progress_bars(shown=False):
-            part.to_parquet(str(partial))
 
 
 def data_fingerprint(source: str, run: RunConfig) -> str:

@@ -26,8 +26,8 @@ from smoothtune.study.inputs import (
     model_settings,
     reading,
     weight_bytes,
-    write_parts,
 )
+from smoothtune.study.parts import write_parts
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 
 SELECTION = "selection"
@@ -196,13 +196,12 @@ class Plan:
 
     def _part_of_training_rows(self, run: RunConfig) -> Path:
         """A folder with two parts of the rows that a run trains on: to train, and to compare on."""
-        source = data_at_hand(run) or configured_task(run).hub_id or ""
         share = self.study.config.selection_share
         data = fingerprints_of(run, Extras(), self._known).data
         name = digest([data, run.seed, run.max_train_samples, share])[:16]
         folder = (self.folder or cache_folder()) / SELECTION / name
         if not (folder / "validation.parquet").exists():
-            write_parts(source, run, share, folder)
+            write_parts(run, share, folder)
         return folder
 
 

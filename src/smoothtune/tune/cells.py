@@ -15,13 +15,14 @@ from smoothtune.run.signals import Signals
 from smoothtune.study.fields import ConditionKey
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
+from smoothtune.study.parts import TrainingRows, write_split
 from smoothtune.study.pool import Pool
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.run import Progress, execute
 from smoothtune.tune.confirm import Fresh, search_run
 from smoothtune.tune.search import Outcome, Trial
 from smoothtune.tune.space import Setting
-from smoothtune.tune.split import TrainingRows, parts_of, write_split
+from smoothtune.tune.split import parts_of
 
 PARTS = "parts"
 PLAIN_SCORES, CALIBRATION = Extras(), Extras(evaluate=("calibration",))
@@ -112,7 +113,7 @@ class Trainings:
         folder = self.pool.folder / PARTS / content
         if fresh.cut not in self.cuts:
             self.cuts[fresh.cut] = parts_of(training.texts, training.labels, count, fresh.cut)
-        write_split(training, self.cuts[fresh.cut], fresh.part, folder)
+        write_split(training, self.cuts[fresh.cut] == fresh.part, folder)
         return folder
 
 

@@ -21,6 +21,7 @@ from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import weight_bytes
+from smoothtune.study.parts import TrainingRows, training_rows
 from smoothtune.study.pool import Pool, default_jobs, start_server
 from smoothtune.study.records import CELLS
 from smoothtune.study.run import SEARCH, Progress, claimed
@@ -38,7 +39,7 @@ from smoothtune.tune.findings import Outcome, shown
 from smoothtune.tune.price import expected_trainings, measure, tell
 from smoothtune.tune.report import write_report
 from smoothtune.tune.search import Arm, Trial, optuna, search_all
-from smoothtune.tune.split import TrainingRows, check_parts, training_rows
+from smoothtune.tune.split import check_parts
 
 Scored = Callable[[CellRecord | str, Metric], float | None]
 """Reads a metric, where more is better, from how a training ended."""
