@@ -193,6 +193,15 @@ def test_without_skill_nothing_else_is_judged(accuracy: dict, wanted: str) -> No
     assert "confidence" not in text
 
 
+@pytest.mark.parametrize("value", [0.8, 1.0])
+def test_rows_of_one_class_judge_no_model(value: float) -> None:
+    found = run({"value": value, "low": value - 0.1, "high": value})
+    found.content["parts"]["metrics"]["numbers"]["trivial_baseline"] = 1.0
+    said = sentences(found)[0]
+    assert said.verdict == "fragile"
+    assert said.text.startswith("Evaluate it on rows of several classes")
+
+
 @pytest.mark.parametrize(("value", "how"), [(0.55, "not clearly above"), (0.5, "not above")])
 def test_a_score_at_a_constant_answer_is_not_above_it(value: float, how: str) -> None:
     said = [each.text for each in sentences(run({"value": value, "low": 0.4, "high": 0.6}))]

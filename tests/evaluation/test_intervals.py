@@ -58,6 +58,16 @@ def test_all_answers_right_or_wrong_of_a_few_rows_are_no_sure_score(right):
     assert (found["low"], found["high"]) == pytest.approx((low, high))
 
 
+def test_the_correlation_of_a_constant_answer_is_no_share():
+    """It is 0 in every resample, which is not the lower end of what it can be."""
+    rows = Dataset.from_dict({"labels": [0, 1] * 20, "example_id": range(40)})
+    task = describe_task(
+        text_columns="text", label_names=("poor", "fine"), metrics=("matthews_correlation",)
+    )
+    found = scores_with_intervals(task, np.tile([1.0, 0.0], (40, 1)), rows, num_resamples=20)
+    assert found["metrics"]["matthews_correlation"] == {"value": 0, "low": 0, "high": 0}
+
+
 def test_one_example_has_no_interval():
     with pytest.raises(ValueError, match="two examples"):
         bootstrap_intervals(means, np.ones(1))

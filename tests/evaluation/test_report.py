@@ -240,6 +240,18 @@ def test_a_few_rows_of_many_are_no_reason_either(
     assert found["accuracy"].excludes_zero == shown
 
 
+def test_rows_that_another_tokenizer_has_cut_are_compared(evaluated: Path, tmp_path: Path) -> None:
+    copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
+    before, after = load_runs(copies)
+    report = after.content["data"]["splits"]["validation"]
+    report["lengths"], report["truncated"] = dict.fromkeys(report["lengths"], 6), report["rows"]
+    assert paired_differences(before, after)["accuracy"].value == 0
+    after.content["fingerprints"]["data"] = "of another size of the training split"
+    assert paired_differences(before, after)["accuracy"].value == 0
+    report["source_rows"] += 1
+    assert paired_differences(before, after) is None
+
+
 def test_other_examples_are_not_compared(evaluated: Path, tmp_path: Path) -> None:
     copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
     predicted(copies[0], 100)

@@ -121,11 +121,11 @@ def test_further_training_turns_a_reversed_meaning(tiny_folder, reversed_data) -
 
 
 def test_the_command_scores_both_and_keeps_them(tiny_folder, reversed_data, tmp_path) -> None:
-    def call(*more: object):
+    def call(*more: object, to: str = "out"):
         return CliRunner().invoke(
             app,
             [
-                *("evaluate", str(tiny_folder / "tuned"), "--output-dir", str(tmp_path / "out")),
+                *("evaluate", str(tiny_folder / "tuned"), "--output-dir", str(tmp_path / to)),
                 *("--num-resamples", "20", "--ood", f"reviews={reversed_data}"),
                 *("--ood-set", "reviews.text_columns=sentence"),
                 *("--ood-set", "reviews.label_column=bad_one"),
@@ -147,6 +147,13 @@ def test_the_command_scores_both_and_keeps_them(tiny_folder, reversed_data, tmp_
     assert further["numbers"]["metrics_before"]["accuracy"]["value"] > 0.7
     again = call(*meaning, "--further-share", 0.25)
     assert "ood: reviews after 25% of it: done before, kept" in again.stdout
+    few = call(*meaning, "--further-share", 0.001, to="few")  # no row
+    assert few.exit_code == 0, few.output
+    parts = json.loads((tmp_path / "few" / "evaluation.json").read_text())["parts"]
+    assert (
+        "0% of 120 rows cannot be trained on" in parts["ood: reviews after 0.1% of it"]["skipped"]
+    )
+    assert parts["ood: reviews"] == whole | {"seconds": parts["ood: reviews"]["seconds"]}
     otherwise = call()
     assert otherwise.exit_code == 2
     assert "was evaluated before with" in otherwise.output

@@ -9,8 +9,11 @@ from scipy import stats
 from helpers.made_records import made_cells, score_of
 from smoothtune.errors import ConfigError
 from smoothtune.report.tables import Summary
+from smoothtune.reproduce.runs import finished_runs
 from smoothtune.reproduce.verdict import difference, interval
 from smoothtune.study.config import load_study
+from smoothtune.study.plan import Plan
+from smoothtune.study.records import Records
 
 LAYOUT = """
 methods: [lnsr]
@@ -320,6 +323,16 @@ def test_runs_that_end_early_are_not_compared(write, reproduced, tmp_path: Path)
     said = " ".join(finding["text"] for finding in content["findings"])
     assert "Runs end after one update, before their epochs do" in said
     assert "cut short" in (tmp_path / "reproduce.md").read_text()
+
+
+def test_runs_as_short_as_the_protocol_are_not_cut(write, tmp_path: Path) -> None:
+    """Beside them plain has twice the steps, on purpose."""
+    (tmp_path / "protocol.yaml").write_text("title: P\nsource: s\nfields: {max_steps: 1}\n")
+    layout = LAYOUT.replace("more_epochs: null", "more_epochs: 2")
+    file = write(layout + TASKS + f"protocol: {tmp_path / 'protocol.yaml'}\n", common="")
+    study = load_study(file)
+    assert {run.max_steps for run in study.runs.values()} == {1, 2}
+    assert finished_runs(study, Plan(study, None, {}), Records(tmp_path)).updates is None
 
 
 def test_a_model_that_has_learned_nothing_is_told(write, reproduced) -> None:

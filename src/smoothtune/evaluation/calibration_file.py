@@ -65,12 +65,13 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
             "the next evaluate --calibration keeps what it fits"
         )
     try:
+        card = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else ""
         write_json(folder / CALIBRATION, calibration.content())
-        if (folder / CARD).is_file():
-            card = _SECTION.sub("", (folder / CARD).read_text("utf-8"))
-            write_atomic(folder / CARD, f"{card.rstrip()}\n\n{_section(calibration)}")
-    except OSError as error:
-        return f"the calibration is not kept: {folder} cannot be written ({error.strerror})"
+        if card:
+            card = _SECTION.sub("", card).rstrip()
+            write_atomic(folder / CARD, f"{card}\n\n{_section(calibration)}")
+    except (OutputError, OSError, UnicodeDecodeError) as error:  # as in a folder of another user
+        return f"the calibration is not kept: {error}"
     contents = ["the temperature for predict --calibrated"] * (calibration.temperature is not None)
     contents += ["the scores for predict --coverage"] * bool(calibration.conformal_scores)
     kept = " and ".join(contents) or "no temperature, since none fits"

@@ -17,6 +17,9 @@ from smoothtune.tasks.presets import TASK_CLASSES
 FEWEST_PAIRS = 6
 """Rows that must differ for a difference to be shown: five all differ alike once in 16 times."""
 
+ROWS = ("rows", "source_rows", "labels")
+"""What two reports of a split have in common where it is the same, whatever the tokenizer."""
+
 PROBABILITIES = ("brier", "nll")
 """Metrics of the probabilities of classes, of which less is better."""
 
@@ -96,6 +99,16 @@ def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) 
     return runs
 
 
+def _have_same_data(first: Run, other: Run) -> bool:
+    """Whether both read the same rows, for all that their reports of them tell."""
+    fingerprints, rows = [], []
+    for run in (first, other):
+        fingerprints.append(run.content["fingerprints"]["data"])  # of training rows, too
+        report = run.content["data"]["splits"]["validation"]
+        rows.append([report[key] for key in ROWS])
+    return fingerprints[0] == fingerprints[1] or rows[0] == rows[1]
+
+
 def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
     """Paired bootstrap of all metrics, `other` minus `first`.
 
@@ -109,9 +122,8 @@ def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
     # the same rows with the same labels
     ids, before = read_predictions(first.folder)
     other_ids, after = read_predictions(other.folder)
-    content, splits = first.content, [run.content["data"]["splits"] for run in (first, other)]
-    same_data = splits[0]["validation"] == splits[1]["validation"]
-    if not same_data or not np.array_equal(ids, other_ids):
+    content = first.content
+    if not _have_same_data(first, other) or not np.array_equal(ids, other_ids):
         return None
     task = TASK_CLASSES[content["task_type"]](
         content["task"],

@@ -87,6 +87,11 @@ def _about_chance(run: Run) -> str:
     metric, baseline = run.score, run.baseline
     if metric["low"] is None:
         return "Evaluate it on more rows: a single one says nothing."
+    if baseline >= 1:
+        return (
+            "Evaluate it on rows of several classes: these have a single one, and a constant "
+            "answer is always right."
+        )
     if metric["high"] < baseline:
         return (
             f"Do not use it: {run.main_metric} is below that of the best constant answer. Check "

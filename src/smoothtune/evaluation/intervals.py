@@ -9,6 +9,7 @@ from datasets import Dataset
 from numpy.typing import ArrayLike
 from scipy.stats import DegenerateDataWarning, binomtest, bootstrap
 
+from smoothtune.report.curves import SIGNED
 from smoothtune.tasks.base import Task
 
 Metrics = Callable[..., dict[str, float]]
@@ -106,7 +107,8 @@ def scores_with_intervals(
     if len(statistics) > 1:
         intervals |= bootstrap_intervals(measures, statistics, n_resamples=num_resamples, seed=seed)
     for name, (low, high) in intervals.items():
-        if low is not None and low == high and low in (0, 1) and name not in task.scorer.losses:
+        ends = (1,) if name in SIGNED else (0, 1)  # a correlation of 0 is not the end of a share
+        if low is not None and low == high and low in ends and name not in task.scorer.losses:
             share = binomtest(int(low) * len(statistics), len(statistics))
             intervals[name] = Interval(*map(float, share.proportion_ci(method="exact")))
     return {

@@ -11,7 +11,7 @@ from datasets import Dataset
 from smoothtune.config.evaluation import OOD, OtherData, Settings, further_title
 from smoothtune.console import quiet
 from smoothtune.core.quantities import QUANTITIES
-from smoothtune.errors import ModelError
+from smoothtune.errors import DataError, ModelError
 from smoothtune.evaluation.calibration import (
     ANSWERS,
     CLASSES,
@@ -199,7 +199,10 @@ def further_data(subject: Subject, other: OtherData, share: float) -> Part:
     if subject.prepared.task.head.problem_type is None:
         return Part.left_out("further training is for classification and regression of texts")
     rows, described = _rows_of(subject, other)
-    some, rest = split_for_further(rows, share, subject.settings.seed)
+    try:
+        some, rest = split_for_further(rows, share, subject.settings.seed)
+    except DataError as error:  # the model and its other scores are not to be lost by it
+        return Part.left_out(str(error))
     before = _scores(subject, subject.predictor, rest, "the rest, as it is")
     after = _scores(subject, trained_further(subject.predictor, some), rest, "the rest, after")
     numbers = (

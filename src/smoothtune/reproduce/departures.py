@@ -17,7 +17,7 @@ def departures(study: Study) -> list[str]:
         return []
     lines = [*protocol.departures, *_of_size(study, protocol), *_of_limits(study, protocol)]
     for key, printed in protocol.fields.items():
-        used = [getattr(run, key) for run in _runs_as_usual(study, key)]
+        used = [getattr(run, key) for run in runs_as_usual(study, key)]
         lines += _differs(key, used, printed)
     for name, fields in protocol.method_fields.items():
         for key, printed in fields.items():
@@ -25,7 +25,7 @@ def departures(study: Study) -> list[str]:
     return lines
 
 
-def _runs_as_usual(study: Study, key: str) -> Iterator[RunConfig]:
+def runs_as_usual(study: Study, key: str) -> Iterator[RunConfig]:
     """The runs that say what a field is; not those that are longer on purpose."""
     for (_, e, s), run in study.runs.items():
         entry = study.entries[e]

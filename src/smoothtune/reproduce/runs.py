@@ -8,6 +8,7 @@ import numpy as np
 
 from smoothtune.config.evaluation import OOD, further_title
 from smoothtune.evaluation.calibration import error_of
+from smoothtune.reproduce.departures import runs_as_usual
 from smoothtune.results import Measured, RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, paper_models
@@ -94,7 +95,7 @@ def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
 def _updates(study: Study) -> int | None:
     """The least number of updates that runs are cut to; None if the protocol is as short."""
     printed = study.protocol.fields.get("max_steps", NO_LIMIT) if study.protocol else NO_LIMIT
-    cut = {run.max_steps for run in study.runs.values()} - {NO_LIMIT, printed}
+    cut = {run.max_steps for run in runs_as_usual(study, "max_steps")} - {NO_LIMIT, printed}
     return min(cut, default=None)
 
 

@@ -95,6 +95,15 @@ def test_what_a_mean_is_over_are_the_tasks_that_have_the_measure() -> None:
     assert "against plain on average over 2 tasks, p" in advice.text
 
 
+def test_better_probabilities_of_the_one_task_that_has_them_are_told() -> None:
+    """As beside a regression, which has none."""
+    made = content({"calm": [SLIGHT] * 2}, nll={"calm": [LOWER_NLL]})
+    advice = decision(made)
+    assert advice.text.startswith("Use calm for better probabilities: NLL -0.050 [")
+    assert "against plain on t0, m, p" in advice.text
+    assert [item.measure for item in made.comparisons].count("nll") == 1
+
+
 def test_a_score_that_is_shown_to_be_lower_is_not_called_not_lower() -> None:
     slightly = [-0.003, -0.0031, -0.0029, -0.003, -0.0032]
     advice = decision(content({"calm": [slightly]}, nll={"calm": [LOWER_NLL]}))
@@ -196,6 +205,21 @@ def test_equal_runs_are_suspicious() -> None:
 def test_below_chance_nothing_is_recommended() -> None:
     said = decision(content({"good": [BETTER]}, chance=0.95)).text
     assert said.startswith("Train longer or with a higher learning rate first")
+
+
+@pytest.mark.parametrize(("score", "seeds"), [(0.53, 7), (0.56, 10), (0.72, 3)])
+def test_plain_that_equals_a_constant_answer_is_at_chance(score: float, seeds: int) -> None:
+    """The mean of equal scores is rounded, here above them."""
+    assert np.mean([score] * seeds) > score
+    runs = [
+        {"task": "t", "model": "m", "method": method, "seed": seed, "status": "done"}
+        | {"metric": "accuracy", "score": score + gap, "trivial_baseline": score}
+        for method, gap in (("plain", 0.0), ("good", 0.02))
+        for seed in range(seeds)
+    ]
+    made = made_runs(runs)
+    said = decision(StudyContent(methods=compare_methods(made), over_tasks=over_tasks(made)))
+    assert said.text.startswith("Train longer")
 
 
 def test_without_runs_of_plain() -> None:

@@ -22,7 +22,7 @@ from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.findings import MOST_NAMED, findings
 from smoothtune.study.report.methods import compare_methods, devices, over_tasks, values_of
-from smoothtune.study.report.page import show
+from smoothtune.study.report.page import show, write_tables
 from smoothtune.study.report.plots import Plots, study_plots
 from smoothtune.study.report.sections import study_sections
 from smoothtune.study.report.tables import (
@@ -269,6 +269,17 @@ def test_in_short_is_short_and_begins_with_what_to_do() -> None:
 def test_there_is_no_table_over_tasks_that_no_method_has_all_of() -> None:
     begun = [r for r in rows({"m": 0.02}) if (r["method"], r["task"]) != ("m", "two")]
     assert over_tasks(made_runs(begun)) == {}
+
+
+def test_a_smaller_report_leaves_no_table_of_a_larger_one(tmp_path: Path) -> None:
+    table = tmp_path / "tables" / "over-tasks.tex"
+    write_tables(tmp_path, content(rows({"good": 0.05})))
+    assert table.exists()
+    write_tables(tmp_path, content(rows({"good": 0.05}, tasks=("one",))))
+    assert [path.name for path in sorted(table.parent.iterdir())] == [
+        "comparisons.csv",
+        "scores.tex",
+    ]
 
 
 def test_over_tasks_takes_methods_that_have_all_tasks() -> None:

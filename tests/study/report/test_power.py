@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothtune.study.report.statistics import MOST_SEEDS, seeds_needed, smallest_difference
+from smoothtune.study.report.statistics import (
+    MOST_SEEDS,
+    p_value,
+    seeds_needed,
+    smallest_difference,
+)
 
 
 def shown(gap: float, sd: float, seeds: int, methods: int) -> float:
@@ -19,8 +24,14 @@ def test_seeds_needed_have_the_power(gap: float, sd: float, methods: int) -> Non
     count = seeds_needed(gap, sd, methods)
     assert shown(gap, sd, count, methods) > 0.79
     assert shown(gap, sd, count - 1, methods) < 0.79
-    assert seeds_needed(gap, 0.0, methods) == 2
     assert seeds_needed(gap, 10 * gap, methods) == MOST_SEEDS + 1
+
+
+@pytest.mark.parametrize("methods", [1, 3, 5])
+def test_differences_that_are_all_alike_need_seeds_for_the_sign_test(methods: int) -> None:
+    count = seeds_needed(0.02, 0.0, methods)
+    p, before = (p_value([0.02] * seeds) for seeds in (count, count - 1))
+    assert methods * p < 0.05 <= methods * before
 
 
 @pytest.mark.parametrize(("seeds", "methods"), [(2, 1), (5, 1), (5, 14), (25, 3)])

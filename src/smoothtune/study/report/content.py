@@ -73,7 +73,7 @@ class StudyContent:
         for method in self.methods:
             yield from method.against_plain.values()
         for items in self.over_tasks.values():
-            yield from items
+            yield from (item for item in items if len(item.conditions) > 1)
         yield from self.effect
 
     def content(self) -> dict[str, Any]:

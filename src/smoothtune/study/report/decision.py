@@ -64,8 +64,8 @@ def _use(
     lost = _lost(content, best)
     return Sentence(
         "fragile" if lost else "good",
-        f"Use {what}: {difference} against plain{where(best)}, p = {best.p_holm:.2g} after Holm's "
-        f"correction{_price(content, best)}.{beside}{lost}",
+        f"Use {what}: {difference} against plain{where(content, best)}, p = {best.p_holm:.2g} "
+        f"after Holm's correction{_price(content, best)}.{beside}{lost}",
     )
 
 
@@ -124,15 +124,16 @@ def _at_an_open_score(content: StudyContent, scores: Sequence[Comparison]) -> st
     if best is None:
         return ""
     return (
-        f" Probabilities are better with {best.method}: {_probability(best)}{where(best)}, p = "
-        f"{best.p_holm:.2g} after Holm's correction. Whether its score is lower is not decided: "
-        f"{_shown(kept[best.method])}.{_beside_temperature(content, best)}{_lost(content, best)}"
+        f" Probabilities are better with {best.method}: {_probability(best)}"
+        f"{where(content, best)}, p = {best.p_holm:.2g} after Holm's correction. Whether its score "
+        f"is lower is not decided: {_shown(kept[best.method])}."
+        f"{_beside_temperature(content, best)}{_lost(content, best)}"
     )
 
 
 def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
     """No method is shown to be better with enough seeds and after the correction."""
-    place, above = where(compared[0]), [item for item in compared if item.gap >= WORTH]
+    place, above = where(content, compared[0]), [item for item in compared if item.gap >= WORTH]
     if not above:
         text = f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it{place}."
         return Sentence("note", text)
@@ -171,10 +172,11 @@ def _shown(item: Comparison) -> str:
     return text if "points" in text else f"{text} points"
 
 
-def where(item: Comparison) -> str:
-    """What a difference is a mean over, where that is several tasks."""
-    count = len(item.conditions)
-    return f" on average over {count} tasks" if count > 1 else ""
+def where(content: StudyContent, item: Comparison) -> str:
+    """What a difference is of, in a study of several tasks."""
+    if (count := len(item.conditions)) > 1:
+        return f" on average over {count} tasks"
+    return f" on {item.condition}" if len(content.conditions) > 1 else ""
 
 
 def _price(content: StudyContent, best: Comparison) -> str:

@@ -137,7 +137,7 @@ def _could_see(content: StudyContent) -> str:
         return f" {text} {CHANCE}."
     spread = f" (median of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f})"
     return (
-        f" Had a method truly been {middle:.1f} points better{where(compared[0])}"
+        f" Had a method truly been {middle:.1f} points better{where(content, compared[0])}"
         f"{spread * (len(smallest) > 1)}, a paired t-test of its seeds would have shown it "
         f"{CHANCE}."
     )

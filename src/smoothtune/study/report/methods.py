@@ -116,7 +116,7 @@ class MethodResult:
     def is_at_chance(self) -> bool:
         """Whether the mean score is not above that of a constant answer."""
         score, constant = self.score, self.trivial_baseline
-        return score is not None and constant is not None and score.mean <= constant
+        return score is not None and constant is not None and score.mean <= constant + ROUNDING
 
 
 # --- runs --------------------------------------------------------------------------------------
@@ -232,19 +232,19 @@ def _times(runs: Iterable[Run]) -> dict[int, TrainingTime]:
 
 
 def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
-    """By measure of `TESTED`, mean differences from plain over several conditions.
+    """By measure of `TESTED`, mean differences from plain over the conditions of several.
 
     Of methods that have every condition; those in which a measure beside the score is missing do
-    not count.
+    not count, so there may be a single one.
     """
     values = list(values_of(runs))
-    pairs, names = paired(values), method_names(runs)
+    pairs, names, several = paired(values), method_names(runs), len(by_condition(runs)) > 1
     compared = {}
     for measure in TESTED:
         measured = {value.condition for value in values if value.measure == measure}
         conditions = [c for c in by_condition(runs) if c in measured or measure == "score"]
         common = family(pairs, conditions, [(name, measure) for name in names])
-        if len(conditions) > 1 and common:
+        if several and common:
             compared[measure] = compare(common)
     return compared
 

@@ -53,14 +53,14 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         no_plots = str(error)
     for plot in plots.all:
         plot.write(folder)
-    _write_tables(folder, content)
+    write_tables(folder, content)
     write_page(folder, "report", content.title, study_sections(content, plots, no_plots))
     show(content, folder, console)
     say(console, f"{folder / 'report.html'} is written")
     return plain
 
 
-def _write_tables(folder: Path, content: StudyContent) -> None:
+def write_tables(folder: Path, content: StudyContent) -> None:
     """The tables of a paper as LaTeX, and all comparisons as CSV."""
     make_folder(place := folder / TABLES)
     caption = f"{content.title}: mean in points and standard deviation over seeds"
@@ -74,6 +74,8 @@ def _write_tables(folder: Path, content: StudyContent) -> None:
     for name, table in tables.items():
         if table.rows:
             write_atomic(place / f"{name}.tex", latex_table(table))
+        else:  # one of an earlier report, which had more tasks
+            (place / f"{name}.tex").unlink(missing_ok=True)
     rows = comparison_rows(content.comparisons)
     write_atomic(place / "comparisons.csv", csv_text(COMPARISON_COLUMNS, rows))
 

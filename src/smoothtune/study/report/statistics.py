@@ -59,8 +59,13 @@ def p_value(gaps: ArrayLike) -> float | None:
     if len(x) < 2 or not x.any():
         return None
     if Summary.of(x).sd == 0:  # the same but for rounding: t would be infinite
-        return float(2.0 ** (1 - len(x)))
+        return _sign_test(len(x))
     return _finite_p(lambda: stats.ttest_1samp(x, 0))
+
+
+def _sign_test(count: int) -> float:
+    """The p-value of differences that all have one sign."""
+    return float(2.0 ** (1 - count))
 
 
 def _finite_p(test: Callable[[], Any]) -> float | None:
@@ -94,7 +99,7 @@ def seeds_needed(gap: float, sd: float, num_methods: int) -> int:
 
     Args:
         gap: the true mean difference.
-        sd: standard deviation of the differences over seeds.
+        sd: standard deviation of the differences over seeds; 0: the sign test finds them.
         num_methods: 5 % are divided by it, as in the first step of Holm's correction.
 
     Returns:
@@ -102,7 +107,11 @@ def seeds_needed(gap: float, sd: float, num_methods: int) -> int:
     """
     for count in range(2, MOST_SEEDS + 1):
         shift = abs(gap) * np.sqrt(count) / sd if sd else np.inf
-        if not np.isfinite(shift) or _power(shift, count, num_methods) >= POWER:
+        if np.isfinite(shift):
+            is_shown = _power(shift, count, num_methods) >= POWER
+        else:
+            is_shown = num_methods * _sign_test(count) < LEVEL
+        if is_shown:
             return count
     return MOST_SEEDS + 1
 
