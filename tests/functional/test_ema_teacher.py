@@ -1,8 +1,9 @@
 """The averaged model against its recursion."""
 
+import pytest
 import torch
 
-from smoothtune import ForwardPass
+from smoothtune import SMART, ForwardPass, Objective
 from smoothtune.functional.ema_teacher import Teacher
 from smoothtune.nn.dropout import SharedMasks
 from smoothtune.testing import tiny_batch, tiny_model
@@ -48,6 +49,25 @@ def test_only_what_trains_is_copied():
         assert (own is copied) == (not own.requires_grad)
         assert not copied.requires_grad
     assert model.classifier.weight.requires_grad
+
+
+@pytest.mark.parametrize("num_labels", [2, 3])
+def test_several_labels_that_the_first_batch_declares_are_those_of_the_teacher_too(num_labels):
+    """A batch without labels says nothing: the term is the one of a model that said it before."""
+    batch = tiny_batch()
+    labels = torch.randint(2, (4, num_labels), generator=torch.Generator().manual_seed(0)).double()
+    terms = []
+    for declared in (None, "multi_label_classification"):
+        model = tiny_model("bert", num_labels=num_labels)
+        model.config.problem_type = declared
+        objective = Objective(SMART(lambda_s=0, weight=1.0, batches="unlabeled")).attach(model)
+        objective(model, batch | {"labels": labels})
+        moved(model, 1)
+        objective(model, batch | {"unlabeled": True, "labels": None})
+        objective.detach()
+        terms.append(objective.terms["loss/smart"])
+    assert terms[1] > 1e-5
+    assert torch.equal(*terms)
 
 
 def test_state_round_trip():

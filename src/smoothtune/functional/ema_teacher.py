@@ -14,7 +14,8 @@ class Teacher:
     """w~_t = beta w~_{t-1} + (1 - beta) w_t, from w~_0 = w_0.
 
     Attributes:
-        model: the frozen copy. Weights are shared with the student until they are trained.
+        model: the frozen copy. Weights are shared with the student until they are trained, and so
+            is its configuration.
     """
 
     def __init__(self, student: nn.Module):
@@ -22,6 +23,8 @@ class Teacher:
         for module in student.modules():  # weights that a module computes, which cannot be copied
             computed = (x for x in vars(module).values() if isinstance(x, Tensor) and x.grad_fn)
             shared |= {id(value): value.detach() for value in computed}
+            config = vars(module).get("config")  # says what labels are, from the first ones on
+            shared[id(config)] = config
         self.model: nn.Module = copy.deepcopy(student, shared)
         self.model.__dict__.pop("forward", None)  # accelerate's wrapper would run the student
         # pairs are made here: other methods may replace the student's parts later
