@@ -64,6 +64,11 @@ def test_a_weight_that_another_method_stands_in_for_keeps_its_anchor():
     assert objective.terms["loss/l2_sp"].item() == pytest.approx(0.5 * 0.25 * 8 * 16)
 
 
+def test_unlabeled_batches_alone_are_refused():
+    with pytest.raises(ValueError, match="l2_sp has no term on batches without labels"):
+        L2SP(batches="unlabeled")
+
+
 def test_without_pre_trained_weights_there_is_an_error():
     model = tiny_model("bert")
     objective = Objective(L2SP())

@@ -12,6 +12,7 @@ from helpers.causal import Texts, tiny_language_model
 from helpers.training import Rows, arguments, collate
 from smoothtune import (
     CWGNC,
+    L2SP,
     LNSR,
     R3F,
     SAM,
@@ -369,6 +370,29 @@ def test_the_share_of_a_term_is_that_of_labeled_and_unlabeled_rows_together(tmp_
     assert mean.exp().item() == pytest.approx(norms[1] / norms[0], rel=1e-4)
 
 
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_a_term_about_weights_counts_once_in_an_update_of_both(tmp_path, accumulation):
+    """A word that no row holds is moved by L2-SP alone: by alpha times its way from the start."""
+    model = tiny_model("bert")
+    trainer = SmoothTrainer(
+        model=model,
+        args=arguments(
+            tmp_path,
+            learning_rate=1.0,
+            per_device_train_batch_size=16 // accumulation,
+            gradient_accumulation_steps=accumulation,
+        ),
+        train_dataset=Rows(8),
+        regularizers=[L2SP(alpha=0.25), VAT(weight=1.0)],
+        unlabeled_dataset=Rows(8, seed=9),
+    )
+    word = model.bert.embeddings.word_embeddings.weight.detach()[2]
+    start = word.clone()
+    word += 1.0
+    trainer.train()
+    torch.testing.assert_close(word, start + 0.75)
+
+
 def test_a_run_goes_on_in_the_order_it_began_with(tmp_path):
     cut = {"max_steps": 2, "gradient_accumulation_steps": 2}
     saved = {"save_strategy": "steps", "save_steps": 1}
@@ -429,7 +453,7 @@ def test_a_method_that_needs_the_whole_batch_takes_updates_of_one_kind(tmp_path,
     assert "even number" not in str(told.value)
 
 
-@pytest.mark.parametrize("method", [LNSR(batches="labeled", weight=1.0), CWGNC(), Plain()])
+@pytest.mark.parametrize("method", [LNSR(batches="labeled", weight=1.0), L2SP(), CWGNC(), Plain()])
 def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
     with pytest.raises(ValueError, match="no method has a term on unlabeled batches"):
         dual(tmp_path, method)

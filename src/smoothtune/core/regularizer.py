@@ -197,7 +197,7 @@ class LossTerm(Regularizer, ABC):
 
     def acts(self, step: int, *, labeled: bool) -> bool:
         """Whether it has a loss in the update after `step` others, on a batch of this kind."""
-        return labeled or not self.traits.needs_labels
+        return labeled or self.acts_without_labels
 
     def has_acted(self, step: int) -> bool:
         """Whether it has had a loss in one of the first `step` updates."""
@@ -205,8 +205,8 @@ class LossTerm(Regularizer, ABC):
 
     @property
     def acts_without_labels(self) -> bool:
-        """Unless its loss is made of the task's."""
-        return not self.traits.needs_labels
+        """Unless its loss is made of the task's, or looks at no row: it would count twice."""
+        return not (self.traits.needs_labels or self.traits.weights_only)
 
 
 class TaskLoss(LossTerm):
@@ -264,6 +264,11 @@ class Penalty(LossTerm):
             raise ValueError(f"{self.name} has both {both}: give one, as share sets the weight")
         if self.rows < 1 and (reason := self.why_all_rows()):
             raise ValueError(f"{self.name} {reason}, so rows is 1")
+        declared = self.declared  # as the traits may read what a subclass has not set yet
+        if self.batches == "unlabeled" and (declared.needs_labels or declared.weights_only):
+            raise ValueError(
+                f'{self.name} has no term on batches without labels: leave batches at "both"'
+            )
         if self.share is not None and self.max_share is None:
             self.max_share = self.usual_bound
 

@@ -42,7 +42,8 @@ class Traits:
     """Takes gradients with respect to `clean.delta(point)`."""
     hidden_states: bool = False
     weights_only: bool = False
-    """Its loss looks at weights alone, so it goes with any task loss, and on all rows."""
+    """Its loss looks at weights alone, so it goes with any task loss, and on all rows; once in an
+    update, with the labeled ones."""
     needs_labels: bool = False
     """Its loss is made of the task's, which batches without labels do not have."""
     holds_task_loss: bool = False
