@@ -327,8 +327,9 @@ def assert_sum_of_both(tmp_path, made, accumulation, rows, given, loss):
     parts = {name for value in values for name in value if name.startswith("loss/")}
     assert parts == {name for name in logs if name.startswith("loss/")}
     for name in parts:
-        terms = [value[name] for value in values if name in value]
-        assert logs[name] == pytest.approx(sum(terms) / len(terms), rel=1e-6)
+        applied = sum(value.get(name, 0.0) for value in values)
+        assert logs[name] == pytest.approx(applied, rel=1e-6)
+    assert sum(logs[name] for name in parts) == pytest.approx(total, rel=1e-6)
     return values
 
 

@@ -18,6 +18,8 @@ class TermMeans:
         self._of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, float] = defaultdict(float)  # of updates
+        self._counted: set[str] = set()  # the losses of the update at hand
+        self._part = 0.0  # of its batches that have been added
         # sums of what bounded terms had before this training, and up to the last log
         self.begun = self.applied = dict(objective.strengths.sums)
         self.first_step = self.step = objective.step
@@ -28,15 +30,22 @@ class TermMeans:
         Args:
             terms: by name.
             of_update: part of its update's batches that it is, by which losses add up.
-            of_kind: part of those of its kind.
+            of_kind: part of those of its kind, over which diagnostics are means.
         """
         for name, value in terms.items():
             if name == "loss" or name in self._of_updates:
                 continue
-            weight = of_update if name.startswith("loss/") else of_kind
+            weight = updates = of_kind
+            if name.startswith("loss/"):  # of batches of both kinds, but applied in one update
+                weight, updates = of_update, float(name not in self._counted)
+                self._counted.add(name)
             weighed = value if weight == 1 else weight * value
             self.sums[name] = self.sums[name] + weighed if name in self.sums else weighed
-            self.counts[name] += of_kind
+            self.counts[name] += updates
+        self._part += of_update
+        if self._part > 1 - of_update / 2:  # the last batch of the update
+            self._counted.clear()
+            self._part = 0.0
 
     def read(self, loss: float, accelerator: Accelerator) -> dict[str, float]:
         """The means, over processes too; of `loss`, what the batches have returned, as well.
