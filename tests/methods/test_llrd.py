@@ -9,12 +9,14 @@ from transformers import (
     ElectraConfig,
     OPTConfig,
     RemBertConfig,
+    TrainerCallback,
     get_linear_schedule_with_warmup,
 )
 
 from helpers.training import Rows, arguments
 from smoothtune import LLRD, Objective, SmoothTrainer
 from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.trainer.trainer import save_checkpoint
 
 
 def rates(model, optimizer):
@@ -155,6 +157,67 @@ def test_other_options_of_the_groups_stay_and_detach_restores_them():
     assert rates(model, optimizer)["classifier.bias"] == 1.0
     objective.detach()
     assert all(a is b for a, b in zip(optimizer.param_groups, before, strict=True))
+
+
+def test_bound_again_it_goes_on_with_the_rates_of_the_schedule():
+    model, optimizer, objective = bound()
+    scheduler = get_linear_schedule_with_warmup(optimizer, 0, 4)
+    first = rates(model, optimizer)
+    for left in (0.75, 0.5):
+        optimizer.step()
+        scheduler.step()
+        objective.detach()
+        objective.bind(model, optimizer)
+        assert rates(model, optimizer) == {name: left * rate for name, rate in first.items()}
+
+
+@pytest.mark.parametrize("change", ["rate", "weights", "optimizer"])
+def test_groups_that_are_others_by_now_are_split_anew(change):
+    model, optimizer, objective = bound()
+    scheduler = get_linear_schedule_with_warmup(optimizer, 0, 4)
+    optimizer.step()
+    scheduler.step()
+    groups, (whole,) = optimizer.param_groups, objective.regularizers["llrd"]._groups
+    objective.detach()
+    if change == "rate":
+        groups[0]["lr"] = 2.0
+    elif change == "weights":
+        groups[0]["params"].reverse()
+    else:  # which takes the very dict of the first
+        optimizer = torch.optim.SGD([whole])
+    objective.bind(model, optimizer)
+    found = rates(model, optimizer)
+    expected = 2.0 if change == "rate" else 1.0
+    assert found["classifier.weight"] == expected
+    assert found["bert.embeddings.word_embeddings.weight"] == expected / 8
+
+
+class StopsAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **objects):
+        control.should_training_stop |= state.global_step == self.step
+
+
+def test_a_checkpoint_after_a_training_that_was_stopped_holds_the_rates_of_the_schedule(tmp_path):
+    def trainer(*callbacks):
+        changes = {"max_steps": 4, "lr_scheduler_type": "linear", "logging_steps": 1}
+        return SmoothTrainer(
+            model=tiny_model("bert", dtype=torch.float32),
+            args=arguments(tmp_path, learning_rate=0.1, **changes),
+            train_dataset=Rows(128),
+            regularizers=[LLRD()],
+            callbacks=list(callbacks),
+        )
+
+    stopped, resumed, whole = trainer(StopsAt(2)), trainer(), trainer()
+    stopped.train()
+    save_checkpoint(stopped)
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_in_a_trainer_the_schedule_scales_every_rate(tmp_path):

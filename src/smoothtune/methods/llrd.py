@@ -17,6 +17,7 @@ Departures:
     * The new head may have a rate of its own: `head`, 1 in the papers.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -92,14 +93,24 @@ class LLRD(Regularizer):
     def __post_init__(self):
         super().__post_init__()
         self._optimizer: torch.optim.Optimizer | None = None
+        # of the optimizer that it was detached from: its own groups, then and as they are split
+        self._last: weakref.ref[torch.optim.Optimizer] | None = None
+        self._left: list[Any] = []
+        self._split: list[dict[str, Any]] = []
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Split the optimizer's groups; a scheduler has to be made after this.
+
+        An optimizer that it was detached from goes on with the rates that its scheduler had set.
 
         Raises:
             ValueError: a group has no learning rate of its own, a scheduler exists already, or the
                 optimizer holds parameters of another model.
         """
+        last = None if self._last is None else self._last()
+        if optimizer is last and _contents(optimizer.param_groups) == self._left:
+            optimizer.param_groups[:], self._optimizer = self._split, optimizer
+            return
         depth, top = depths(model), depth_of(model)
         factors = {weight: self.decay ** (top - level) for weight, level in depth.items()}
         for module in head_modules(model):
@@ -130,5 +141,11 @@ class LLRD(Regularizer):
     def detach(self, model: nn.Module) -> None:
         """Give the optimizer its groups back, at the learning rates they had."""
         if self._optimizer is not None:
+            self._last, self._split = weakref.ref(self._optimizer), self._optimizer.param_groups[:]
             self._optimizer.param_groups[:] = self._groups
-            self._optimizer = None
+            self._left, self._optimizer = _contents(self._groups), None
+
+
+def _contents(groups: list[dict[str, Any]]) -> list[Any]:
+    """Which parameter groups these are, and what they hold, to compare."""
+    return [(id(group), group | {"params": list(map(id, group["params"]))}) for group in groups]
