@@ -555,6 +555,32 @@ def test_an_update_without_labels_is_held_to_the_usual_norm_of_the_task():
     strong.detach()
 
 
+@pytest.mark.parametrize("method", [VAT(share=0.2), VAT(weight=1.0, max_share=0.5)])
+def test_before_the_first_labels_nothing_is_applied(method, caplog):
+    model, batch = tiny_model("bert"), tiny_batch()
+    model.config.problem_type = "single_label_classification"
+    objective = Objective(method)
+    objective.bind(model, optimizer := still(model))
+    for _ in range(10):
+        objective(model, unlabeled(batch)).backward()
+        assert not gradient(model).any()
+        terms = update(objective, model, optimizer)
+        assert terms["vat/weight"] == terms["loss/vat"] == 0
+    (told,) = caplog.messages
+    assert told.startswith("vat has changed nothing in 8 updates")
+    assert "no batch had labels yet" in told
+    state = objective.state_dict()
+    objective.detach()
+    again = Objective(method).bind(model, optimizer := still(model))
+    again.load_state_dict(state)
+    update(again, model, optimizer, unlabeled(batch))
+    assert again.terms["vat/weight"] == 0
+    update(again, model, optimizer, batch)
+    again(model, unlabeled(batch)).backward()
+    assert gradient(model).any()
+    again.detach()
+
+
 def test_the_usual_norm_is_that_of_a_batch_where_updates_have_several():
     model, batch = tiny_model("bert"), tiny_batch()
     model.config.problem_type = "single_label_classification"

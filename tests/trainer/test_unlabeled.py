@@ -394,6 +394,26 @@ def test_a_term_about_weights_counts_once_in_an_update_of_both(tmp_path, accumul
     torch.testing.assert_close(word, start + 0.75)
 
 
+@pytest.mark.parametrize(("method", "moves"), [(VAT(weight=1.0), True), (VAT(share=0.3), False)])
+def test_rows_without_labels_are_told_with_what_is_trained(tmp_path, caplog, method, moves):
+    def misnamed(rows):
+        return {name: x for name, x in collate(rows).items() if name != "labels"}
+
+    model = tiny_model("bert")
+    model.config.problem_type = "single_label_classification"
+    before = model.classifier.weight.detach().clone()
+    SmoothTrainer(
+        model=model,
+        args=arguments(tmp_path, max_steps=3, per_device_train_batch_size=4),
+        train_dataset=Rows(16),
+        data_collator=misnamed,
+        regularizers=[method],
+    ).train()
+    assert torch.equal(model.classifier.weight, before) != moves
+    assert "no task loss. Terms with a weight are all that is trained" in caplog.text
+    assert "a term with a share or max_share alone moves nothing" in caplog.text
+
+
 def test_a_run_goes_on_in_the_order_it_began_with(tmp_path):
     cut = {"max_steps": 2, "gradient_accumulation_steps": 2}
     saved = {"save_strategy": "steps", "save_steps": 1}

@@ -12,8 +12,8 @@ moves while a model learns. What is applied never exceeds the *bound*:
 
 Of several terms the sum is held by the largest `max_share`, and each of them by its own. Norms are
 those of whole updates, over all batches and processes. An update without labels is held to the
-task's usual norm. A fixed weight without a bound is the papers' own training, and counts as a part
-of the task here.
+task's usual norm, and nothing is applied before that is known. A fixed weight without a bound is
+the papers' own training, and counts as a part of the task here.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class MeanLog(NamedTuple):
         counts = log.isfinite()
         new = mean + (log - mean) / (count + 1).clamp(max=MEMORY)
         return MeanLog(torch.where(counts, new, mean), count + counts)
+
+    def exp(self) -> Tensor:
+        """() the geometric mean; 0 of no value."""
+        return torch.where(self.values > 0, self.mean.exp(), 0.0)
 
 
 class Solution(NamedTuple):
@@ -132,7 +136,7 @@ class Strengths:
         if name not in self.logs:
             return 0.0
         share = method.ramp(self.step) * method.every * (method.share or 0.0)
-        return share * self.logs[name].mean.exp()
+        return share * self.logs[name].exp()
 
     def solve(self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor) -> Solution:
         """What an update applies.
@@ -144,7 +148,7 @@ class Strengths:
         """
         against = task  # an update without labels is held to the task's usual norm
         if TASK in self.logs:
-            against = torch.where(task > 0, task, self.logs[TASK].mean.exp().to(task) * scale)
+            against = torch.where(task > 0, task, self.logs[TASK].exp().to(task) * scale)
         weights: dict[str, Tensor] = {}
         logs: dict[str, MeanLog] = {}
         for name, norm in terms.items():
@@ -154,7 +158,7 @@ class Strengths:
                 weights[name] = torch.full_like(norm, factor * (method.weight or 0.0))
                 continue
             logs[name] = self._log(name, task).with_value(against / norm)
-            weight = factor * method.share * logs[name].mean.exp()
+            weight = factor * method.share * logs[name].exp()
             weights[name] = torch.where((against > 0) & (norm > 0), weight, 0.0)
         # each by its own bound, where that of the sum is larger
         held = {}
@@ -246,7 +250,8 @@ class Strengths:
     def _warn_of_nothing(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
         if self.seen[name] == ENOUGH and not self.sums[name][0]:
-            logger.warning(_NO_GRADIENT, name, ENOUGH)
+            has_task = self.logs[TASK].values > 0
+            logger.warning(_NO_GRADIENT if has_task else _NO_TASK, name, ENOUGH)
 
     def warn_of_little(self, name: str, term: float, task: float) -> None:
         """Say once that a term of fixed weight is next to nothing, by norms of both gradients."""
@@ -294,4 +299,8 @@ def _part_within(bound: Tensor, norm: Tensor) -> Tensor:
 _NO_GRADIENT = (
     "%s had no gradient in a trained weight in %d updates: it changes nothing. Train the part of "
     "the model that it is about, or leave it out"
+)
+_NO_TASK = (
+    "%s has changed nothing in %d updates: its gradient is held to the task's, and no batch had "
+    "labels yet. Give them labels, or the term a weight without max_share"
 )

@@ -213,9 +213,10 @@ class UpdateParts:
         """Say that a first update without labels, unless it is marked so, has no task loss."""
         if not any(batch.get("unlabeled") for batch in batches):
             logger.warning(
-                "the first update has no labels, so there is no task loss, and the terms of the "
-                "methods are all that is trained: its batches hold %s, and the model takes %s. "
-                "Rename the column of the labels; remove_unused_columns drops others",
+                "the first update has no labels, so there is no task loss. Terms with a weight are "
+                "all that is trained, and a term with a share or max_share alone moves nothing. "
+                "Its batches hold %s, and the model takes %s. Rename the column of the labels; "
+                "remove_unused_columns drops others",
                 ", ".join(batches[0]),
                 ", ".join(self.trainer.label_names),
             )
