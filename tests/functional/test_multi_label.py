@@ -15,6 +15,7 @@ from smoothtune.functional.divergences import (
     symmetric_kl_detached,
 )
 from smoothtune.methods.r_drop import half_symmetric_kl
+from smoothtune.testing import with_weight
 
 
 def bernoulli_kl(a, b):
@@ -128,3 +129,22 @@ def test_a_loss_of_ones_own_must_say_what_its_labels_are(kind):
     model.config.problem_type = "multi_label_classification"
     assert objective(model, batch, compute_loss=loss).isfinite()
     objective.detach()
+
+
+@pytest.mark.parametrize("name", ["alice", "cross_holder", "r3f", "r_drop", "sift", "smart", "vat"])
+def test_what_labels_are_must_be_known_before_class_scores_are_compared(name):
+    """Terms of one label and of several differ, and a batch without labels says neither."""
+    model, batch = multi_label(0.2)
+    batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    objective = Objective(with_weight(METHODS[name]())).attach(model)
+    terms = []
+    for declared in (None, "single_label_classification", "multi_label_classification"):
+        model.config.problem_type = declared
+        torch.manual_seed(0)
+        if declared is None:
+            with pytest.raises(ValueError, match=r"set model\.config\.problem_type"):
+                objective(model, batch)
+            continue
+        terms.append(objective(model, batch).item())
+    objective.detach()
+    assert terms[0] != pytest.approx(terms[1], rel=0.01)

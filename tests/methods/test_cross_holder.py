@@ -103,6 +103,7 @@ def test_gradient_term_equals_plain_loops(architecture):
     inputs.pop("labels")
     with all_in_float64():
         model = tiny_model(architecture)
+        model.config.problem_type = "single_label_classification"
         method = CrossHolder(weight=1.0, gamma=0.0, units="absolute", estimator="exact")
         value = Objective(method).attach(model)(model, inputs)
         delta = torch.zeros(4, 6, 8, dtype=torch.float64, requires_grad=True)

@@ -108,6 +108,7 @@ def test_without_dropout_it_is_plain_fine_tuning():
 
 def test_unlabeled_batches_have_the_divergence_alone():
     model, batch = tiny_model("bert", dropout=0.2), tiny_batch()
+    model.config.problem_type = "single_label_classification"
     del batch["labels"]
     objective = Objective(RDrop(alpha=2))
     total = objective(model, batch)

@@ -68,9 +68,12 @@ class Terms:
         )
 
     def compare_unlabeled(self) -> bool:
-        """Whether one of this update compares predictions of two passes on unlabeled batches."""
+        """Whether one of this update compares class scores on unlabeled batches."""
         active = [r.traits for r in self.active(False).values()]
-        return any(traits.small_difference and not traits.hidden_states for traits in active)
+        return any(
+            traits.compares_classes or (traits.small_difference and not traits.hidden_states)
+            for traits in active
+        )
 
     def need_float32(self, dtype: torch.dtype | None, labeled: bool, *, low_bit: bool) -> bool:
         """Whether rounding would spoil what one of this update adds, compares or bounds.

@@ -46,6 +46,9 @@ class Traits:
     update, with the labeled ones."""
     needs_labels: bool = False
     """Its loss is made of the task's, which batches without labels do not have."""
+    compares_classes: bool = False
+    """It compares class scores, so it asks whether an example has one label or several; so do all
+    small differences of predictions, which need not say it."""
     holds_task_loss: bool = False
     """Its penalty holds the task loss, which may be no mean over examples, so it is on all rows."""
     plain_loss: bool = False

@@ -93,6 +93,7 @@ def _unit(v: Tensor) -> Tensor:
         lowers=("logit Jacobian", "logit Hessian"),
         points=("word",),
         differentiates=True,
+        compares_classes=True,
     ),
 )
 class CrossHolder(DerivativePenalty):

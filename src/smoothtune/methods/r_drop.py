@@ -41,6 +41,7 @@ def half_symmetric_kl(p: Tensor, q: Tensor) -> Tensor:
         step="2 passes",
         lowers=("dropout divergence",),
         searched={"alpha": Between(0.1, 10.0, log=True)},
+        compares_classes=True,
     ),
 )
 class RDrop(TaskLoss):
