@@ -149,6 +149,28 @@ def test_neighbors_are_tokens_of_the_texts_and_no_special_ones():
     assert noise._neighbors.metric == "cosine"
 
 
+def test_texts_and_special_tokens_of_an_earlier_model_are_forgotten():
+    noise = Noise(noise="in_manifold", k=3)
+    larger = tiny_model("bert")
+    larger.resize_token_embeddings(60)
+    larger.config.cls_token_id = 30
+    noise.read_training_rows(texts(torch.ones(60, dtype=torch.long)), SimpleNamespace())
+    noise.attach(larger)
+    noise.detach(larger)
+    noise.attach(larger)  # the same model has the same texts
+    assert candidates(noise) == [0, *range(2, 30), *range(31, 60)]
+    noise.detach(larger)
+
+    noise.attach(tiny_model("bert"))  # no text is known
+    assert candidates(noise) == [0, *range(2, VOCABULARY)]
+    assert not noise._counted
+    noise.detach(larger)
+    counts = torch.ones(35, dtype=torch.long)
+    noise.read_training_rows(texts(counts), SimpleNamespace(all_special_ids=[9]))
+    noise.attach(tiny_model("bert"))  # they were read for it
+    assert candidates(noise) == [0, *range(2, 9), *range(10, 35)]
+
+
 def test_without_counts_the_special_tokens_of_the_configuration_are_left_out():
     noise = Noise(noise="in_manifold", k=3)
     model = tiny_model("modernbert")

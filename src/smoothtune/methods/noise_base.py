@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -69,11 +70,16 @@ class NoisyEmbeddings(LossTerm):
         default = 0.10 if manifold else 0.05
         self._ratio = self.noise_ratio if self.noise_ratio is not None else default
         self._neighbors: neighbors.Neighbors | None = None
+        self._special: set[int] = set()  # which the configuration of the model names
+        self._moves = False
+        self._forget_texts()
+
+    def _forget_texts(self) -> None:
         self._counts: Tensor | None = None  # of the tokens in the training texts
-        self._special: set[int] = set()
+        self._named: set[int] = set()  # special tokens, by the tokenizer
         self._decode: Callable[[int], str] | None = None
-        self._counted = False
-        self._moves = self._audited = False
+        self._counted = self._audited = False
+        self._read_for: weakref.ref[Tensor] | None = None  # the word embeddings of their model
 
     @property
     def traits(self) -> Traits:
@@ -100,19 +106,24 @@ class NoisyEmbeddings(LossTerm):
         """
         if self.noise != "in_manifold" or not neighbors.countable(rows):
             return
+        if self._neighbors is None and self._read_for is not None:
+            self._forget_texts()
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
         self._counts, self._counted = neighbors.token_counts(rows), True
         self._decode = getattr(tokenizer, "convert_ids_to_tokens", None)
-        self._special |= set(getattr(tokenizer, "all_special_ids", ()))
+        self._named |= set(getattr(tokenizer, "all_special_ids", ()))
         if self._neighbors is not None:
             self._index(self._neighbors.table)
 
     def attach(self, model: nn.Module) -> None:
-        """Index the pre-trained embeddings for their neighbors."""
+        """Index the pre-trained embeddings for their neighbors; texts of another model are none."""
         if self.noise == "in_manifold":
-            self._moves = embedding_table(model).requires_grad
-            self._special |= special_ids(model)
-            self._index(embedding_table(model))
+            table = embedding_table(model)
+            if self._read_for is not None and self._read_for() is not table:
+                self._forget_texts()
+            self._moves, self._special = table.requires_grad, special_ids(model)
+            self._index(table)
+            self._read_for = weakref.ref(table)
 
     def _index(self, table: Tensor) -> None:
         keep = torch.ones(len(table), dtype=torch.bool)
@@ -124,7 +135,7 @@ class NoisyEmbeddings(LossTerm):
                 )
             counts = F.pad(self._counts.cpu(), (0, len(keep) - len(self._counts)))
             keep = counts >= self.min_count
-        keep[[i for i in sorted(self._special) if i < len(keep)]] = False
+        keep[[i for i in sorted(self._special | self._named) if i < len(keep)]] = False
         self._find(table, keep)
 
     def _find(self, table: Tensor, among: Tensor) -> None:
