@@ -4,13 +4,18 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForSequenceClassification, ElectraConfig
 
+from helpers.causal import language_batch, tiny_language_model
 from smoothtune import (
     ALUM,
     LNSR,
+    PGD,
     R3F,
     R4F,
     SMART,
@@ -21,7 +26,9 @@ from smoothtune import (
     FreeLB,
     JacHess,
     Jacobian,
+    Noise,
     Objective,
+    RDrop,
     SiFT,
 )
 from smoothtune.core.strength import Strengths
@@ -29,6 +36,7 @@ from smoothtune.core.terms import Terms
 from smoothtune.nn.autocast import tf32_products
 from smoothtune.nn.dropout import has_dropout
 from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 
 METHODS = {
     "vat": lambda: VAT(weight=1.0),
@@ -185,3 +193,53 @@ def test_only_a_gpu_has_tf32(monkeypatch):
     monkeypatch.setattr("smoothtune.core.objective.tf32_products", None)  # to call it fails
     with torch.autocast("cpu", dtype=torch.bfloat16):
         objective(model, tiny_batch())
+
+
+class CastsOfOlderTorch(TorchFunctionMode):
+    """Autocast's cache of an older torch: a cast made without gradients has no graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.casts = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            x, weight, *bias = args
+            if weight.is_leaf and weight.requires_grad:
+                weight = self.casts.setdefault(weight, weight.clone())
+            args = (x, weight, *bias)
+        return func(*args, **(kwargs or {}))
+
+
+def electra():
+    """Whose embeddings are projected before block 0."""
+    sizes = {"embedding_size": 4, "classifier_dropout": 0.0, "num_labels": 3}
+    config = ElectraConfig(**COMMON_CONFIG, **sizes)
+    return random_model(AutoModelForSequenceClassification.from_config, config)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "method", "make_batch"),
+    [
+        (lambda: tiny_language_model("llama"), RDrop(), language_batch),  # compares losses first
+        (lambda: tiny_model("bert"), PGD(layer=1), tiny_batch),  # looks at block 1 first
+        (electra, Noise(), tiny_batch),
+    ],
+)
+def test_passes_without_gradients_leave_no_casts_behind(
+    make_model, method, make_batch, monkeypatch
+):
+    """Later passes in the caller's autocast would have no gradient in these weights."""
+    reached = []
+    for casts in (nullcontext(), CastsOfOlderTorch()):
+        model = make_model()
+        objective = Objective(method).attach(model)
+        if isinstance(casts, CastsOfOlderTorch):
+            monkeypatch.setattr(torch, "clear_autocast_cache", casts.casts.clear)
+        with casts:
+            loss = objective(model, make_batch())
+        loss.backward()
+        objective.detach()
+        reached.append({name for name, p in model.named_parameters() if p.grad is not None})
+    assert len(reached[0]) > 10
+    assert reached[0] == reached[1]

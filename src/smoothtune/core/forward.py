@@ -279,6 +279,7 @@ class ForwardPass(PassResults):
                 tapped(bare, [point], {}, side=self.side, stop=True) as taps,
             ):
                 self.compute_loss(bare, dict(self.batch))
+            torch.clear_autocast_cache()  # older torch keeps casts of weights that have no graph
             reached = taps[point].value
             assert reached is not None
             self._values[point] = reached
