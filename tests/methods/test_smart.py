@@ -122,6 +122,19 @@ def test_the_late_momentum_comes_after_a_tenth_of_the_run(length, expected, capl
     assert ("so smart's teacher keeps beta=0.99" in caplog.text) == (length is None)
 
 
+def test_the_late_momentum_may_hold_from_the_first_update_on():
+    """Also in a run of unknown length, of which 0 is no fraction."""
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = SMART(weight=1.0, late_after=0, beta=0.5, late_beta=0.9)
+    objective = Objective(method).bind(model, optimizer)
+    before = model.classifier.weight.detach().clone()
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    expected = 0.9 * before + 0.1 * model.classifier.weight.detach()
+    torch.testing.assert_close(method.state_dict()["classifier.weight"], expected)
+
+
 def test_frozen_weights_are_not_copied():
     model = tiny_model("bert")
     table = model.get_input_embeddings().weight.requires_grad_(False)

@@ -237,7 +237,8 @@ class SMART(AdversarialSearch):
     def _is_late(self) -> bool:
         if self.late_after is None:
             return False
-        if self.late_after >= 1 or self.num_training_steps is not None:
+        is_fraction = 0 < self.late_after < 1
+        if not is_fraction or self.num_training_steps is not None:
             return self._updates > self.updates(self.late_after)
         if self._updates == 1:
             logger.warning(
