@@ -1,5 +1,6 @@
 """Every method of METHODS on every task, in the Trainer, composed, and from a run file."""
 
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -103,6 +104,18 @@ def test_from_a_run_file_with_every_field_written_out(name, tmp_path):
     assert regularizer.settings() == settings
     if issubclass(METHODS[name], Penalty):
         assert load_config(file, methods=[f"{name}:weight=0"]).regularizers()[0].weight == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_gradients_it_has_a_value_or_says_that_it_needs_them(name):
+    objective = Objective(with_weight(METHODS[name]()))
+    model = tiny_model("bert")
+    objective.bind(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+    searches = METHODS[name].declared.group in ("worst case", "adversarial", "sharpness")
+    told = pytest.raises(RuntimeError, match="follows gradients, and they are off.*validation")
+    with torch.no_grad(), told if searches or name == "uegr" else nullcontext():
+        assert objective(model, tiny_batch()).isfinite()
+    objective.detach()
 
 
 @pytest.mark.parametrize("name", METHODS)

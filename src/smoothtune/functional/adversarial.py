@@ -19,6 +19,7 @@ from torch import Tensor
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.functional.noise import relative_norm
 from smoothtune.nn import rng
+from smoothtune.nn.gradients import need_gradients
 from smoothtune.nn.hooks import Point
 
 Norm = Literal["l2", "linf"]
@@ -104,7 +105,11 @@ def gradient_at(
 
     `loss` is a mean over examples; times B, an example's gradient does not depend on the batch.
     No gradient of a parameter is computed and no `.grad` is touched.
+
+    Raises:
+        RuntimeError: gradients are off.
     """
+    need_gradients()
     (gradient,) = torch.autograd.grad(
         len(run.mask) * loss, run.delta(point), retain_graph=keep_graph
     )

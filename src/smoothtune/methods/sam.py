@@ -29,7 +29,7 @@ from smoothtune.core.regularizer import Positive, TaskLoss, method
 from smoothtune.core.traits import Between, Traits
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
-from smoothtune.nn.gradients import AccumulatedLoss
+from smoothtune.nn.gradients import AccumulatedLoss, need_gradients
 
 
 @method(
@@ -71,6 +71,7 @@ class SAM(TaskLoss):
 
     def _ascent(self, clean: ForwardPass, weights: Sequence[Tensor]) -> list[Tensor]:
         """e, for every weight."""
+        need_gradients()
         gradients = torch.autograd.grad(
             task_loss(clean.run()), weights, retain_graph=True, materialize_grads=True
         )

@@ -179,6 +179,19 @@ def with_gradient(
     return with_deferred_gradient(value, scaled, [weight for _, weight in reached])
 
 
+def need_gradients() -> None:
+    """Refuse what takes gradients inside of a forward where they are off.
+
+    Raises:
+        RuntimeError: they are.
+    """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "the method follows gradients, and they are off (torch.no_grad): call the objective "
+            "with gradients on, or take the model's own loss for validation"
+        )
+
+
 class AccumulatedLoss:
     """A sum of losses, each differentiated as soon as it is added.
 
@@ -206,7 +219,11 @@ class AccumulatedLoss:
             loss: ().
             inputs: where it is differentiated beside the weights.
             keep_graph: do not free its graph, of which another loss needs a part.
+
+        Raises:
+            RuntimeError: gradients are off.
         """
+        need_gradients()
         with without_hooks(self.weights):
             gradients = torch.autograd.grad(
                 loss, [*inputs, *self.weights], allow_unused=True, retain_graph=keep_graph
