@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from smoothtune import L2SP, Mixout, Objective, ReInit
+from smoothtune import L2SP, LLRD, Mixout, Objective, ReInit
 from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.nn.architecture import blocks
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
@@ -111,6 +111,23 @@ def test_refusals():
     frozen = tiny_model("bert").requires_grad_(False)
     with pytest.raises(ValueError, match="frozen"):
         ReInit().attach(frozen)
+
+
+def test_binding_that_fails_leaves_the_pre_trained_weights():
+    """As LLRD refuses an optimizer with a scheduler; the second try is a first one."""
+    model = tiny_model("bert")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    objective = Objective(ReInit(), LLRD())
+    with pytest.raises(ValueError, match="scheduler already"):
+        objective.bind(model, optimizer)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name])
+    objective.bind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    name = "bert.encoder.layer.1.output.dense.weight"
+    assert not torch.equal(model.get_parameter(name), before[name])
+    objective.detach()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.nn.utils.*is deprecated:FutureWarning")

@@ -148,12 +148,19 @@ class BoundMethods:
             optimizer: as for `bind_optimizer`.
             num_training_steps: updates of the run, for fields that are a fraction of it.
         """
+        last, state = self._last, self._state
+        resets = any(r.traits.resets_weights for r in self.regularizers.values())
+        weights = [(w, w.detach().clone()) for w in unwrap(model).parameters() if resets]
         self.attach(model)
         self.expect(num_training_steps)
         try:
             return self.bind_optimizer(optimizer)
         except BaseException:
             self.detach()
+            if resets:  # so does a second try
+                self._last, self._state = last, state
+            for weight, before in weights:
+                weight.data.copy_(before)
             raise
 
     def expect(self, num_training_steps: int | None, *, accumulates: bool = True) -> None:
