@@ -261,6 +261,16 @@ def test_state_round_trip():
     assert [(state["kept"].item(), state["a/b"].item()) for state in loaded] == [(5, 6), (7, 6)]
 
 
+def test_a_state_is_not_lost_by_binding_after_it():
+    model = tiny_model("bert")
+    objective = Objective(L2SP()).attach(model)
+    state = objective.state_dict()
+    objective.detach()
+    for early in (Objective(L2SP()), objective):
+        with pytest.raises(RuntimeError, match=r"to a model first: objective\.bind\(model"):
+            early.load_state_dict(state)
+
+
 def test_a_problem_type_of_ones_own_is_left_alone():
     model = tiny_model("bert")
     model.config.problem_type = "ordinal"

@@ -290,8 +290,10 @@ class BoundMethods:
         """Restore what `state_dict` returned.
 
         Raises:
+            RuntimeError: the objective is not attached.
             ValueError: the state was written with other methods, or other fields of them.
         """
+        model = self.model  # attaching to it begins anew
         methods = {key.split("/")[0] for key in state if "/" in key}
         if unknown := methods - set(self.regularizers):
             raise ValueError(
@@ -303,8 +305,8 @@ class BoundMethods:
         self._sum.finish()
         self.strengths.load_state_dict(entries_under("strength.", state))
         declared = PROBLEM_TYPES[int(state.get("problem_type", 0))]
-        if self._attachment is not None and declared and problem_type(self.model) is None:
-            declaring(self.model).config.problem_type = declared  # type: ignore[union-attr]
+        if declared and problem_type(model) is None:
+            declaring(model).config.problem_type = declared  # type: ignore[union-attr]
         for name, regularizer in self.regularizers.items():
             try:
                 regularizer.load_state_dict(entries_under(f"{name}/", state))
