@@ -130,3 +130,9 @@ def test_question_answering_counts_real_tokens(padding):
 def test_impossible_number_of_projections(n):
     with pytest.raises(ValueError, match=f"num_probes = {n}: give a number"):
         Jacobian(num_probes=n, weight=0.01)
+
+
+@pytest.mark.parametrize("estimator", ["directional", "finite_difference"])
+def test_an_exact_norm_has_no_directions_to_draw(estimator):
+    with pytest.raises(ValueError, match=f'exactly, and estimator="{estimator}" draws'):
+        Jacobian(num_probes=-1, estimator=estimator)

@@ -57,10 +57,15 @@ class Jacobian(DerivativePenalty):
     """"projected" is the paper's; the others draw directions in the input."""
 
     def input_derivatives(self) -> InputDerivatives:
-        """The paper's estimator, or what the fields say; a ValueError for a wrong `num_probes`."""
+        """The paper's estimator, or what the fields say; a ValueError where they disagree."""
         if self.num_probes == 0 or self.num_probes < -1:
             raise ValueError(
                 f"num_probes = {self.num_probes}: give a number of projections, or -1 for all"
+            )
+        if self.num_probes == -1 and self.estimator != "projected":
+            raise ValueError(
+                f'num_probes = -1 computes the norm exactly, and estimator="{self.estimator}" '
+                "draws directions: give a number of them, or leave estimator out"
             )
         name = "exact" if self.num_probes == -1 else self.estimator
         return InputDerivatives(name, False, self.num_probes, self.probe, self.difference_step)
