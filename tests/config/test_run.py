@@ -3,8 +3,11 @@ from pathlib import Path
 import pytest
 
 from smoothtune import METHODS
+from smoothtune.cli.study import StudyOptions
 from smoothtune.config.draft import Draft
+from smoothtune.config.evaluation import load_settings
 from smoothtune.config.run import RunConfig, load_config
+from smoothtune.config.tuning import load_tune
 from smoothtune.config.yaml_file import parse_yaml, read_yaml
 from smoothtune.errors import ConfigError
 
@@ -353,6 +356,17 @@ def test_a_run_that_names_no_method_is_the_run_with_plain(tmp_path: Path) -> Non
     silent = RunConfig(task="sst2", output_dir="a").identity()
     assert silent == RunConfig(task="sst2", output_dir="a", methods={"plain": {}}).identity()
     assert silent == load_config(write(tmp_path, MINIMAL)).identity()
+
+
+def test_folders_of_results_may_be_in_the_home(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows
+    options = {"task": "rte", "output_dir": "~/out"}
+    assert Path(load_config(options=options).output_dir) == tmp_path / "out"
+    assert Path(load_tune(options=options).run.output_dir) == tmp_path / "out"
+    settings = load_settings(options={"model": "m", "output_dir": "~/out"})
+    assert settings.folder == tmp_path / "out"
+    assert StudyOptions(output_dir="~/out").output_dir == tmp_path / "out"
 
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '"a\\0b"'])

@@ -1,10 +1,11 @@
 """The commands `study` and `reproduce`."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from smoothtune.cli.options import DRY_RUN, Workers, options_from
 from smoothtune.cli.output import (
@@ -22,7 +23,7 @@ from smoothtune.config.draft import from_options
 from smoothtune.config.fields import COMMAS, Count
 
 Names = Annotated[tuple[str, ...], COMMAS]
-Folder = Annotated[Path, Field(strict=False)]
+Folder = Annotated[Path, Field(strict=False), BeforeValidator(os.path.expanduser)]
 
 
 class StudyOptions(Workers):

@@ -19,6 +19,7 @@ from smoothtune.config.fields import (
     Count,
     DataFields,
     Encoding,
+    Folder,
     Name,
     Seed,
     Separator,
@@ -117,7 +118,7 @@ class Settings(ModelFields):
 
     num_examples: Annotated[int, Field(ge=0), OUTPUT] = 20
     """Sentences in each table of single ones; 0: no texts are written."""
-    output_dir: Annotated[Name | None, OUTPUT] = None
+    output_dir: Annotated[Folder | None, OUTPUT] = None
     """Folder for evaluation.json, tables and plots; unset: MODEL-evaluation beside the model, or
     MODEL-ensemble-evaluation beside the first of several."""
     overwrite_output_dir: Annotated[bool, OUTPUT] = False

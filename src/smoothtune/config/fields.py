@@ -1,6 +1,7 @@
 """Fields and types that settings share; nothing here imports torch, as options are made of them."""
 
 import csv
+import os
 from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -48,6 +49,8 @@ def _items(value: Any) -> Any:
 COMMAS = BeforeValidator(_items)
 """Before a tuple that may be typed as one text with commas; its numbers are not strict."""
 Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
+Folder = Annotated[Name, AfterValidator(os.path.expanduser)]
+"""A folder that is written; ~ is replaced here, as transformers does so with its own folders."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Separator = Annotated[str, AfterValidator(_as_separator)]
 Encoding = Annotated[str, AfterValidator(_as_encoding)]

@@ -15,6 +15,7 @@ from smoothtune.config.fields import (
     TRAINING,
     Count,
     DataFields,
+    Folder,
     Name,
     Seed,
     SpanFields,
@@ -169,7 +170,7 @@ class RunFields(SpanFields, DataFields):
     report_to: Annotated[list[Name] | None, PROGRESS] = None
     """Send logs to these: tensorboard, wandb, mlflow and others of transformers; unset: none."""
 
-    output_dir: Annotated[Name, OUTPUT]
+    output_dir: Annotated[Folder, OUTPUT]
     """Folder for the model, its README.md and result.json."""
     merge_adapter: Annotated[bool, OUTPUT] = False
     """Write a plain model that holds the adapters, in place of peft's files."""
