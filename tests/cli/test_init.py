@@ -215,6 +215,23 @@ def test_one_label_of_a_row_stays_one(columns) -> None:
     assert found.task_type == "text-classification"
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["pos", "neg", "n/a"],
+        ["IT/Software", "Sales", "HR", "IT/Hardware"],
+        ["Berlin, DE", "Munich, DE", "Paris", "Rome, IT"],
+        ["4,5", "3", "2,5", "4", "5", "n/a"],
+        ["0,25", "0,5", "0", "5"],
+        ["pos", "neg"] * 60 + ["pos/neg"],  # which one of many rows has
+    ],
+)
+@pytest.mark.parametrize("name", ["label", "kind"])
+def test_a_sign_within_a_label_makes_no_several(labels: list[str], name: str) -> None:
+    rows = {"text": [f"a film {i}" for i in range(6 * len(labels))], name: labels * 6}
+    assert guess(Dataset.from_dict(rows)).task_type == "text-classification"
+
+
 def test_a_run_file_of_several_labels_is_one_that_validates(tmp_path: Path) -> None:
     model, file, to = tiny_bert(tmp_path / "model"), tmp_path / "posts.csv", tmp_path / "run.yaml"
     rows = [

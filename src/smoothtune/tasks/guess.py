@@ -15,12 +15,17 @@ from smoothtune.data.label_types import typed_by_cells
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.presets import TASK_CLASSES
 from smoothtune.tasks.question_answering.task import QuestionAnswering
+from smoothtune.tasks.several_labels import (
+    LABEL_NAMES,
+    MAX_CLASSES,
+    answer_columns,
+    is_usual,
+    list_column,
+    separated_column,
+)
 from smoothtune.tasks.splits import sampled
 from smoothtune.tasks.token_classification import TokenClassification
 
-LABEL_NAMES = {"label", "labels", "class", "category", "target", "sentiment", "score", "rating"}
-LABEL_NAMES |= {"stars", "gold", "y", "klasse", "kategorie", "bewertung", "etikett"}
-LABEL_NAMES |= {"topic", "intent"}
 UNLIKELY = {"priority", "prio", "lang", "language", "locale", "country", "split", "fold", "source"}
 UNLIKELY |= {"channel", "status", "gender", "year", "month", "day", "user", "author", "id"}
 """Words in the names of columns of few values that are seldom the label."""
@@ -36,11 +41,8 @@ PAIRS = (
     ("question", "sentence"),
     ("query", "passage"),
 )
-MAX_CLASSES = 50
 SENTENCE = 4
 """Words of a cell, on average, from which on a column is one of sentences."""
-LABEL_SEPARATORS = ";|,/"
-"""Of labels within a text, as they are looked for."""
 _SAMPLE = 5000
 """Rows that are looked at."""
 
@@ -87,7 +89,7 @@ def guess(
     label = label_column or _label_column(candidates, few)
     unlabeled = {name: column for name, column in values.items() if name != label}
     texts = list(text_columns) or _text_columns(unlabeled)
-    usual = label is not None and _is_usual(label)
+    usual = label is not None and is_usual(label)
     alone = label if usual or label_column is not None else None
     rest = {name: column for name, column in values.items() if name not in texts}
     columns = _several_labels(rest, texts, alone) if texts else None
@@ -158,11 +160,11 @@ def _several_labels(
     task_type, candidates = MultiLabelClassification.task_type, values
     if label is not None:
         candidates = {label: values[label]}
-    if column := _list_column(candidates):
+    if column := list_column(candidates):
         return Guess(task_type, texts, column)
-    if match := _separated_column(candidates):
+    if match := separated_column(candidates):
         return Guess(task_type, texts, match[0], label_separator=match[1])
-    if columns := _answer_columns(candidates):
+    if columns := answer_columns(candidates):
         return Guess(task_type, texts, label_columns=columns)
     return None
 
@@ -183,7 +185,7 @@ def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, list[str]])
     Columns with a name of `UNLIKELY` come after all others.
     """
     for name in values:
-        if _is_usual(name) and (name in few or len(_distinct(values[name])) <= MAX_CLASSES):
+        if is_usual(name) and (name in few or len(_distinct(values[name])) <= MAX_CLASSES):
             return name
     words = {name: set(re.split(r"[\W_]+", name.lower())) for name in few}
     for name in few:
@@ -191,10 +193,6 @@ def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, list[str]])
             return name
     ranks = {name: (bool(words[name] & UNLIKELY), len(few[name])) for name in few}
     return min(reversed(list(few)), key=lambda name: ranks[name]) if few else None
-
-
-def _is_usual(name: str) -> bool:
-    return name.strip().lower() in LABEL_NAMES
 
 
 def _is_label(column: list[Any], distinct: int) -> bool:
@@ -247,45 +245,3 @@ def _distinct(column: Iterable[Any]) -> Counter[str]:
 
 def _without(names: Iterable[str], used: Iterable[str | None]) -> list[str]:
     return [name for name in names if name not in set(used)]
-
-
-def _list_column(values: Mapping[str, Sequence[Any]]) -> str | None:
-    """A column of lists of labels, one with a usual name before others."""
-    lists = {
-        name: [value if isinstance(value, list) else [] for value in column]
-        for name, column in values.items()
-    }
-    candidates = [name for name, rows in lists.items() if any(rows) and _seem_labels(rows)]
-    return min(candidates, key=lambda name: not _is_usual(name), default=None)
-
-
-def _separated_column(values: Mapping[str, Sequence[Any]]) -> tuple[str, str] | None:
-    """A column of texts that hold several labels, and what separates these."""
-    for name, column in values.items():
-        if not all(isinstance(value, str | None) for value in column):
-            continue
-        for separator in LABEL_SEPARATORS:
-            cells = [(value or "").split(separator) for value in column]
-            if _seem_labels([[x.strip() for x in cell if x.strip()] for cell in cells]):
-                return name, separator
-    return None
-
-
-def _answer_columns(values: Mapping[str, Sequence[Any]]) -> list[str]:
-    """The columns of 0 and 1, if there are several."""
-
-    def plain(value: Any) -> str:
-        return str(int(value)) if value in (0, 1) else str(value)
-
-    binary = [name for name, column in values.items() if set(map(plain, column)) == {"0", "1"}]
-    return binary if len(binary) > 1 else []
-
-
-def _seem_labels(rows: Sequence[Sequence[Any]]) -> bool:
-    """Few labels that come again and again, in rows that have more or fewer of them."""
-    if not all(isinstance(label, str | int) for row in rows for label in row):
-        return False
-    counts = Counter(label for row in rows for label in row)
-    sizes = {len(row) for row in rows}
-    many = counts.total() >= 2 * len(counts)
-    return 2 <= len(counts) <= MAX_CLASSES and many and len(sizes) > 1 and max(sizes) > 1
