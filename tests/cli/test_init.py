@@ -274,6 +274,24 @@ def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field:
     assert len(task.with_labels(task.load_splits(str(file))["train"]).label_names) == len(labels)
 
 
+def test_a_usual_name_with_many_values_that_come_again() -> None:
+    columns = {"text": [f"a film {i}" for i in range(400)], "lang": ["en", "de"] * 200}
+    found = guess(Dataset.from_dict(columns | {"label": [f"intent {i % 77}" for i in range(400)]}))
+    assert (found.label_column, list(found.rivals)) == ("label", ["lang"])
+    votes = {"score": [i % 101 for i in range(400)]}
+    found = guess(Dataset.from_dict(columns | votes | {"label": [0, 1] * 200}))
+    assert (found.label_column, list(found.rivals)) == ("label", ["lang", "score"])
+    found = guess(Dataset.from_dict(columns | {"topic": [f"{i} {i % 3}" for i in range(400)]}))
+    assert (found.label_column, list(found.rivals)) == ("lang", ["topic"])
+
+
+def test_many_whole_numbers_may_be_scores(tmp_path: Path) -> None:
+    rows = [f"a film {i},{i % 101}" for i in range(404)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,score", *rows]))
+    found = call("init", tmp_path / "rows.csv", "--to", tmp_path / "run.yaml")
+    assert "if they are scores, write label_type: float\n" in found.stdout, found.output
+
+
 def test_a_file_that_is_sorted_by_its_labels() -> None:
     columns = {"words": [f"a film {i}" for i in range(12_000)], "kind": ["x"] * 6000 + ["y"] * 6000}
     found = guess(Dataset.from_dict(columns))

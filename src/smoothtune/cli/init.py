@@ -208,7 +208,8 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, left_out))}")
     why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
-    if "label_type" in change:
+    many = numbers and len(task.label_names or ()) > SHOWN_CLASSES
+    if "label_type" in change or (many and "label_type" not in fields):
         notes.append("if they are scores, write label_type: float")
     if change.get("label_type") == "text" and "task_type" not in fields:
         notes.append("if they are the steps of a scale: --task-type ordinal-classification")

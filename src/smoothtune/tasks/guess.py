@@ -101,7 +101,9 @@ def guess(
         columns = replace(columns, more_texts=list(_sentences(unread)))
     if label_column is not None:
         return columns
-    return replace(columns, rivals={name: few[name] for name in few if name not in used})
+    usual_names = [name for name in candidates if is_usual(name)]
+    rivals = few | {name: _by_frequency(candidates[name]) for name in usual_names}
+    return replace(columns, rivals={name: rivals[name] for name in rivals if name not in used})
 
 
 def usual_fields(task_type: str) -> dict[str, Any]:
@@ -171,25 +173,30 @@ def _several_labels(
 
 def _few_values(values: Mapping[str, list[Any]]) -> dict[str, list[str]]:
     """The columns that may hold labels, each with its values, the most frequent first."""
-    counts = {name: _distinct(column) for name, column in values.items()}
+    by_name = {name: _by_frequency(column) for name, column in values.items()}
     return {
-        name: [value for value, _ in counter.most_common()]
-        for name, counter in counts.items()
-        if len(counter) > 1 and _is_label(values[name], len(counter))
+        name: labels
+        for name, labels in by_name.items()
+        if len(labels) > 1 and _is_label(values[name], len(labels))
     }
 
 
 def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, list[str]]) -> str | None:
     """A usual name, or one with a usual word; else the last of the columns with fewest values.
 
+    A usual name may have many values that come again, as intents have, unless another one has few.
     Columns with a name of `UNLIKELY` come after all others.
     """
-    for name in values:
-        if is_usual(name) and (name in few or len(_distinct(values[name])) <= MAX_CLASSES):
+    usual = {name: len(_distinct(values[name])) for name in values if is_usual(name)}
+    for name, distinct in usual.items():
+        if name in few or distinct <= MAX_CLASSES:
             return name
     words = {name: set(re.split(r"[\W_]+", name.lower())) for name in few}
     for name in few:
         if words[name] & LABEL_NAMES:
+            return name
+    for name, distinct in usual.items():
+        if distinct <= len(values[name]) / 2:
             return name
     ranks = {name: (bool(words[name] & UNLIKELY), len(few[name])) for name in few}
     return min(reversed(list(few)), key=lambda name: ranks[name]) if few else None
@@ -241,6 +248,11 @@ def _sentences(values: Mapping[str, list[Any]]) -> Iterator[str]:
 
 def _distinct(column: Iterable[Any]) -> Counter[str]:
     return Counter(str(value) for value in column if value is not None and value != "")
+
+
+def _by_frequency(column: Iterable[Any]) -> list[str]:
+    """The different values, the most frequent first."""
+    return [value for value, _ in _distinct(column).most_common()]
 
 
 def _without(names: Iterable[str], used: Iterable[str | None]) -> list[str]:
