@@ -93,7 +93,33 @@ def test_blank_labels_are_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4 + "c d,\n")
     found = call("init", file, "--to", tmp_path / "run.yaml")
-    assert "1 row without a text or a label left out: line 10" in found.stdout
+    assert "for split 'train': 1 row without a text or a label left out: line 10" in found.stdout
+
+
+def test_null_may_name_a_class(tmp_path: Path) -> None:
+    file, to = tmp_path / "rows.csv", tmp_path / "run.yaml"
+    file.write_text("text,label\n" + "a b,pos\nb c,neg\nc d,null\n" * 6)
+    found = call("init", file, "--to", to)
+    assert "guessed labels: classes neg, null, pos\n" in found.stdout, found.output
+    assert "drop_missing" not in to.read_text()
+    file.write_text("text,label\n" + "a b,pos\nb c,neg\nc d,null\n" * 6 + "d e,\n")
+    assert call("init", file, "--to", to, "--overwrite").exit_code == 0
+    assert "drop_missing: true" in to.read_text()  # a gap beside it leaves no other way
+
+
+def test_a_test_split_that_no_run_reads(tmp_path: Path) -> None:
+    folder, to = tmp_path / "rows", tmp_path / "run.yaml"
+    folder.mkdir()
+    (folder / "train.csv").write_text("text,label\n" + "a b,1\nb c,2\nc d,3\n" * 6)
+    (folder / "test.csv").write_text("text,label\n" + "a b,\n" * 6)
+    found = call("init", folder, "--to", to)
+    assert "no validation file: a tenth of the rows is held out\n" in found.stdout, found.output
+    assert "label_type: text" in to.read_text()
+    assert "drop_missing" not in to.read_text()
+    (folder / "dev.csv").write_text("text,label\na b,1\nb c,\n")
+    found = call("init", folder, "--to", to, "--overwrite")
+    assert "for split 'validation': 1 row without a text or a label left out" in found.stdout
+    assert "no validation file" not in found.stdout
 
 
 def test_scores_are_a_regression(tmp_path: Path) -> None:

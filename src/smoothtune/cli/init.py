@@ -103,8 +103,6 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
     _refuse_unknown(fields, rows.column_names)
     fields |= _changes(fields, notes)
     notes += [f"not read: {', '.join(best_guess.others)}"] * bool(best_guess.others)
-    if set(splits) == {"train"}:
-        notes.append("no validation file: a tenth of the rows is held out")
     return fields
 
 
@@ -186,54 +184,70 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     if load_config(options=base).model == "minilm":
         minilm_folder()
     # the first change with which the rows pass all checks
-    drop, numbers = _about_rows(configured_task(load_config(options=base)), fields["data"])
-    changes: list[dict[str, Any]] = [{}, {"merge_labels": True}]
+    gaps, numbers = _about_rows(configured_task(load_config(options=base)), fields["data"])
+    as_they_are: list[dict[str, Any]] = [{}, {"merge_labels": True}]
+    changes = list(as_they_are)
     if numbers:  # they may name classes
         changes += [{"label_type": "integer"}, {"label_type": "text"}]
-    problems = list[str]()
+    if gaps:  # null may name a class
+        changes = as_they_are + [{"drop_missing": True} | change for change in changes]
+    problems = dict[bool, str]()  # the first one, by whether rows are left out
     for change in changes:
         if change.keys() & fields.keys():
             continue
+        drops = "drop_missing" in change
         try:
-            run = load_config(options=base | drop | change)
+            run = load_config(options=base | change)
             splits, task = checked_splits(fields["data"], configured_task(run))
             break
         except (ConfigError, DataError) as error:
-            problems.append(str(error))
+            problems.setdefault(drops, str(error))
     else:
-        raise DataError(problems[0])
+        raise DataError(problems[gaps])
     # what was changed, and why
-    if drop:
-        left_out = [left_out_message(rows) for rows in splits.values()]
-        notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, left_out))}")
-    why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
-    notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
+    if drops:
+        left_out = {name: left_out_message(rows) for name, rows in splits.items()}
+        rows = "; ".join(f"split {name!r}: {text}" for name, text in left_out.items() if text)
+        notes.append(f"guessed drop_missing: true, for {rows}")
+    why = re.split(r"\. Give|; if they|\. If they", problems.get(drops, ""))[0]
+    others = {name: value for name, value in change.items() if name != "drop_missing"}
+    notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in others.items()]
     many = numbers and len(task.label_names or ()) > SHOWN_CLASSES
     if "label_type" in change or (many and "label_type" not in fields):
         notes.append("if they are scores, write label_type: float")
     if change.get("label_type") == "text" and "task_type" not in fields:
         notes.append("if they are the steps of a scale: --task-type ordinal-classification")
-    if task.head.problem_type in ("single_label_classification", "regression"):
-        names = task.known_label_names
-        more = f" and {len(names) - SHOWN_CLASSES} more" * (len(names) > SHOWN_CLASSES)
-        classes = f"classes {', '.join(names[:SHOWN_CLASSES])}{more}"
-        scores = "scores, so the task is a regression"
-        notes.append(f"guessed labels: {classes if task.label_names else scores}")
-        if len(names) > len(splits["train"]) / 2:
-            few = f"{len(names)} classes of {counted(len(splits['train']), 'row')}"
-            notes.append(f"{few} cannot be learned; name another column with --label-column")
-    return drop | change
+    _tell_labels(task, len(splits["train"]), notes)
+    if set(splits) == {"train"}:
+        notes.append("no validation file: a tenth of the rows is held out")
+    return change
 
 
-def _about_rows(task: Task, source: str) -> tuple[dict[str, Any], bool]:
-    """The change that leaves rows without a label or a text out, and if labels are numbers."""
+def _tell_labels(task: Task, rows: int, notes: list[str]) -> None:
+    """Tell the classes, or that labels are scores, where a row has one label."""
+    if task.head.problem_type not in ("single_label_classification", "regression"):
+        return
+    names = task.known_label_names
+    more = f" and {len(names) - SHOWN_CLASSES} more" * (len(names) > SHOWN_CLASSES)
+    classes = f"classes {', '.join(names[:SHOWN_CLASSES])}{more}"
+    scores = "scores, so the task is a regression"
+    notes.append(f"guessed labels: {classes if task.label_names else scores}")
+    if len(names) > rows / 2:
+        few = f"{len(names)} classes of {counted(rows, 'row')}"
+        notes.append(f"{few} cannot be learned; name another column with --label-column")
+
+
+def _about_rows(task: Task, source: str) -> tuple[bool, bool]:
+    """Whether rows of a run seem to lack a label or a text, and whether labels are numbers."""
     from smoothtune.data.locations import left_out
+    from smoothtune.tasks.splits import validation_split
 
     splits = replace(task, drop_missing=True).load_splits(source)
-    drop = any(left_out(rows) for rows in splits.values()) and task.drop_missing is None
+    used = {"train", validation_split(splits, task, source)}
+    gaps = task.drop_missing is None and any(left_out(splits[name]) for name in used)
     feature = splits["train"].features.get(task.label_column)
-    of_class = "integer" in task.label_types and getattr(feature, "dtype", "") != "string"
-    return {"drop_missing": True} if drop else {}, of_class
+    numbers = "integer" in task.label_types and getattr(feature, "dtype", "") != "string"
+    return gaps, numbers
 
 
 def _run_file(data: str, fields: dict[str, Any]) -> str:

@@ -134,11 +134,11 @@ def _chosen(
 
 
 def checked_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
-    """`labeled_splits`, with the rows checked that a training would use."""
+    """The splits of `labeled_splits` that a training would use, their rows checked."""
     chosen = _chosen(source, task)
     used = {split: chosen.splits[split] for split, _ in chosen.rows.values()}
     chosen.task.rows.check(used, str(source))
-    return chosen.splits, chosen.task
+    return used, chosen.task
 
 
 def rows_fingerprint(

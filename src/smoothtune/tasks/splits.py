@@ -28,7 +28,7 @@ def choose_rows(
     A `DataError` tells that there is no split to evaluate on, or too few rows to hold some out.
     """
     train = np.arange(len(splits["train"]))
-    name, note = _validation_split(splits, task, source), ""
+    name, note = validation_split(splits, task, source), ""
     if name == "train":
         if len(train) < 2:
             raise DataError(
@@ -72,7 +72,11 @@ def evaluation_split(splits: Mapping[str, Dataset], task: Task, source: str | Pa
     )
 
 
-def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
+def validation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
+    """The split that a training is evaluated on; train, where a part of it is held out.
+
+    Raises DataError if there are others alone.
+    """
     for name in (task.validation_split, "validation"):
         if name in splits:
             return name
