@@ -358,6 +358,13 @@ def test_a_run_that_names_no_method_is_the_run_with_plain(tmp_path: Path) -> Non
     assert silent == load_config(write(tmp_path, MINIMAL)).identity()
 
 
+def test_no_updates_are_none_of_all_epochs(tmp_path: Path) -> None:
+    file = write(tmp_path, MINIMAL + "max_steps: 0\n")
+    told = "run.yaml:3: max_steps: must be at least 1, or -1: as num_train_epochs says"
+    assert problems(file) == [told]
+    assert load_config(file, ["max_steps=-1"]).max_steps == -1
+
+
 def test_folders_of_results_may_be_in_the_home(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from smoothtune.catalog import described_task_types
 from smoothtune.config.fields import (
@@ -32,6 +32,12 @@ OUTPUT_FIELDS = (
     "hub_private_repo",
 )
 """Fields that say where the result goes, and do not change it."""
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:  # which transformers takes for -1
+        raise ValueError("must be at least 1, or -1: as num_train_epochs says")
+    return value
 
 
 class RunFields(SpanFields, DataFields):
@@ -92,7 +98,7 @@ class RunFields(SpanFields, DataFields):
     """Seed of the new head, sampling and order of the rows, dropout and the methods' draws."""
     num_train_epochs: Annotated[float, Field(gt=0), TRAINING] = 3.0
     """Number of passes over the training rows."""
-    max_steps: Annotated[int, Field(ge=-1), TRAINING] = -1
+    max_steps: Annotated[int, Field(ge=-1), AfterValidator(_not_zero), TRAINING] = -1
     """Number of updates; -1: given by `num_train_epochs`."""
     learning_rate: Annotated[float, Field(gt=0), TRAINING] = 5e-5
     """Peak learning rate of AdamW."""
