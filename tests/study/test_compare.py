@@ -72,6 +72,31 @@ def test_plain_alone_is_no_comparison(options: dict) -> None:
         comparison_study(load_config(options=options), ["plain"], 3)
 
 
+def typed(options: dict, *more: str) -> list[str]:
+    arguments = ["train", "--text-column", "text", "--method", "l2_sp", *more]
+    for name in ("task", "data", "model", "output_dir"):
+        arguments += ["--" + name.replace("_", "-"), options[name]]
+    return arguments
+
+
+def test_a_mistyped_method_leaves_no_file(options: dict, tmp_path: Path) -> None:
+    for more in ([], ["--dry-run"]):
+        found = CliRunner().invoke(app, typed(options, "--compare", "lnsrr", *more))
+        assert (found.exit_code, list(tmp_path.iterdir())) == (2, [])
+        told = "--compare: methods.lnsrr: unknown method 'lnsrr'; did you mean 'lnsr'?"
+        assert told in found.stderr
+
+
+def test_a_dry_run_looks_at_data_and_model(options: dict, tmp_path: Path) -> None:
+    compare = ["--compare", "lnsr", "--dry-run"]
+    found = CliRunner().invoke(app, typed(options, *compare))
+    assert found.exit_code == 0, found.output
+    assert "methods" in json.loads(found.stdout)
+    found = CliRunner().invoke(app, typed(options | {"data": "nowhere.csv"}, *compare))
+    assert (found.exit_code, "no such file" in found.stderr) == (3, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_runs_at_once(options: dict, monkeypatch) -> None:
     given = {}
 
@@ -80,9 +105,7 @@ def test_runs_at_once(options: dict, monkeypatch) -> None:
         return {"failures": [], "rows": []}
 
     monkeypatch.setattr("smoothtune.study.run.run_study", run_study)
-    arguments = ["train", "--jobs", "1", "--text-column", "text", "--method", "l2_sp"]
-    for name in ("task", "data", "model", "output_dir"):
-        arguments += ["--" + name.replace("_", "-"), options[name]]
+    arguments = typed(options, "--jobs", "1")
     found = CliRunner().invoke(app, [*arguments, "--compare", "plain"])
     assert found.exit_code == 0, found.output
     assert given["jobs"] == 1

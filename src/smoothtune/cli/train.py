@@ -141,11 +141,14 @@ def _compare(
     dry_run: bool,
 ) -> dict[str, Any]:
     """Train a run's methods and others as a study; returns the content of its results.json."""
-    from smoothtune.study.compare import comparison_study, write_comparison
+    from smoothtune.study.compare import check_comparison, comparison_study, write_comparison
     from smoothtune.study.config import load_study
 
     if dry_run:
+        from smoothtune.study.forecast import inspect_study
+
         content = comparison_study(run, others, seeds)
+        inspect_study(check_comparison(content), Console(quiet=True))
         console.print_json(data=content)
         return content
     file = write_comparison(run, others, seeds)

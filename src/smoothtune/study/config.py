@@ -59,7 +59,17 @@ def load_study(
     Raises:
         ConfigError: with all that is wrong, each with file, line and field.
     """
-    draft = read_study_file(Path(file), scale)
+    name = Path(file).stem + (f" ({scale})" if scale else "")
+    return study_of(read_study_file(Path(file), scale), name, options, only)
+
+
+def study_of(
+    draft: Draft,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+) -> Study:
+    """A study with this name in a draft; the other arguments and errors as `load_study`."""
     given = {key: value for key, value in (options or {}).items() if value is not None}
     _keep_selection_seeds(draft, given)
     draft.put_options(given)
@@ -84,7 +94,6 @@ def load_study(
         if condition.methods is None or entry.label in (PLAIN, *condition.methods)
     }
     runs = _checked_runs(draft, entries, fields)
-    name = Path(file).stem + (f" ({scale})" if scale else "")
     return Study(name, config, conditions, entries, runs, protocol)
 
 
