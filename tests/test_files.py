@@ -11,7 +11,15 @@ from filelock import FileLock
 
 from smoothtune import files
 from smoothtune.errors import OutputError
-from smoothtune.files import LOCK, is_owned, open_log, owned, read_json, write_atomic
+from smoothtune.files import (
+    LOCK,
+    is_owned,
+    make_folder,
+    open_log,
+    owned,
+    read_json,
+    write_atomic,
+)
 
 
 @pytest.mark.parametrize("name", [LOCK, ".unfinished", "checkpoints", "cells/x.json"])
@@ -154,6 +162,23 @@ def test_an_unwritable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"x.json cannot be written: Is a directory"):
         write_atomic(tmp_path / "x.json", "")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.touch()
+    told = "rows.csv is a file and no folder; choose another folder"
+    for each in (file / "x", file / "x" / "y"):
+        with pytest.raises(OutputError, match=f"cannot be read: .*{told}"):
+            read_json(each / "result.json")
+        with pytest.raises(OutputError, match=f"cannot be written: .*{told}"):
+            make_folder(each)
+        with pytest.raises(OutputError, match=f"cannot be written: .*{told}"):
+            write_atomic(each / "run.yaml", "")
+        with pytest.raises(OutputError, match=f"cannot be written: .*{told}"), owned(each):
+            pass
+    with pytest.raises(OutputError, match=told):
+        make_folder(file)
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,20 @@ _version = cache(version)  # of a package; it reads and parses a file
 
 def not_written(path: Path, error: OSError) -> OutputError:
     """What to say of a file or folder that cannot be written."""
+    if through := _through_a_file(path, error):
+        return OutputError(f"{path} cannot be written: {through}")
     return OutputError(
         f"{path} cannot be written: {error.strerror or error}; make room or give the right to "
         "write, and run the same command again"
     )
+
+
+def _through_a_file(path: Path, error: Exception) -> str:
+    """Of a path that a file stands in, in the place of a folder: which; empty for other errors."""
+    if not isinstance(error, NotADirectoryError | FileExistsError):
+        return ""
+    file = next((each for each in (path, *path.parents) if each.is_file()), None)
+    return f"{file} is a file and no folder; choose another folder" if file else ""
 
 
 WORDS_OF_WRITING = (
@@ -108,6 +118,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except RecursionError:
         reason = "it is nested too deeply"
     except (ValueError, OSError) as error:
+        if through := _through_a_file(path, error):
+            raise OutputError(f"{path} cannot be read: {through}") from error
         reason = str(error)
     else:
         if isinstance(value, dict):
@@ -149,9 +161,9 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
         _sign(folder / LOCK, owner)  # filelock before 4 has emptied it
         raise OutputError(f"{folder} is being written by {who}") from error
     except OSError as error:
-        raise OutputError(
-            f"{folder} cannot be written: {error.strerror or error}; choose another output_dir"
-        ) from error
+        through = _through_a_file(folder, error)
+        why = through or f"{error.strerror or error}; choose another output_dir"
+        raise OutputError(f"{folder} cannot be written: {why}") from error
     path = Path(os.path.abspath(folder))
     lock_id = _held[path] = _file_id(folder / LOCK)
     try:
