@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict
 from PIL import Image
 
 from smoothtune.data.cache import cache_is_intact
-from smoothtune.data.sources import load_splits, split_of
+from smoothtune.data.sources import fitting_form, load_splits, split_of
 from smoothtune.errors import DataError, OutputError
 
 FRAME = pd.DataFrame({"text": ['say "hi', "None", "c,d"], "label": [0, 1, 1]})
@@ -132,6 +132,25 @@ def test_folder_of_data_sets_names_the_one_meant(tmp_path: Path) -> None:
     (tmp_path / "rte").mkdir()
     with pytest.raises(DataError, match="did you mean .*rte?"):
         load_splits(tmp_path, name="rte")
+
+
+def test_files_that_programs_put_beside_others(tmp_path: Path) -> None:
+    write(FRAME, tmp_path / "train.csv")
+    (tmp_path / "._train.csv").write_bytes(b"\0\5\x16")
+    (tmp_path / "~$train.xlsx").write_bytes(b"\5user")
+    assert list(load_splits(tmp_path)) == ["train"]
+    assert fitting_form(tmp_path) == {}
+
+
+def test_a_file_that_is_no_split(tmp_path: Path) -> None:
+    write(FRAME, tmp_path / "train.csv")
+    (tmp_path / "labels.json").write_text('["no", "yes"]')
+    told = r"labels.json: .*if labels.json is no split of the data, move it out of the folder"
+    with pytest.raises(DataError, match=told):
+        load_splits(tmp_path)
+    (tmp_path / "labels.json").rename(tmp_path / "test.json")
+    with pytest.raises(DataError, match=r"line 1 holds no row; write \{.*\} in every line$"):
+        load_splits(tmp_path)
 
 
 def test_same_split_twice(tmp_path: Path) -> None:

@@ -17,10 +17,15 @@ _SAMPLE_ROWS = 50
 _UNLIKELY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
+def files_in(folder: Path) -> list[Path]:
+    """What a folder holds, but not what programs put there: ``._train.csv``, ``~$train.xlsx``."""
+    return sorted(each for each in folder.iterdir() if not each.name.startswith((".", "~$")))
+
+
 def first_csv(path: Path) -> Path | None:
     """The file, or the first one of a folder, if it is CSV or TSV."""
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        files = files_in(path) if path.is_dir() else [path]
     except OSError:  # which reading the rows tells
         return None
     return next((f for f in files if f.suffix.lower() in (".csv", ".tsv") and f.is_file()), None)

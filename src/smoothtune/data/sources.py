@@ -13,7 +13,12 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from smoothtune.data.cache import cache_is_intact, cache_with_room
-from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator
+from smoothtune.data.csv_format import (
+    files_in,
+    first_csv,
+    fitting_encoding,
+    fitting_separator,
+)
 from smoothtune.data.files import (
     READERS,
     CsvFormat,
@@ -173,7 +178,7 @@ def _looks_like_hub_id(source: str | Path) -> bool:
 
 def _load_folder(folder: Path, name: str, form: CsvFormat) -> dict[str, Dataset]:
     try:
-        entries = sorted(folder.iterdir())
+        entries = files_in(folder)
     except OSError as error:
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
@@ -190,7 +195,18 @@ def _load_folder(folder: Path, name: str, form: CsvFormat) -> dict[str, Dataset]
                 f"{folder}: several files hold the split {split!r}: "
                 f"{', '.join(file.name for file in files)}; keep one of them, or name the file"
             )
-    return {split: load_files(files, form) for split, files in by_split.items()}
+    return {split: _load_split(split, files, form) for split, files in by_split.items()}
+
+
+def _load_split(split: str, files: list[Path], form: CsvFormat) -> Dataset:
+    try:
+        return load_files(files, form)
+    except DataError as error:
+        if split.split("_")[0] in _SPLITS.values():
+            raise
+        raise DataError(
+            f"{error}; if {files[0].name} is no split of the data, move it out of the folder"
+        ) from error
 
 
 def _load_saved(folder: Path) -> dict[str, Dataset]:
