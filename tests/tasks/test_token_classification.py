@@ -1,6 +1,7 @@
 """Token classification from words to entity scores."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -211,8 +212,21 @@ def test_wrong_rows_are_named(row, message, tmp_path) -> None:
 
 def test_numbers_with_gaps_are_refused(tmp_path) -> None:
     rows = [{"tokens": ["a", "b"], "tags": [0, 2]}]
-    with pytest.raises(DataError, match="without gaps, found 0, 2"):
-        prepare(write(tmp_path, train=rows, validation=rows), TASK, pieces(tmp_path))
+    data = write(tmp_path, train=rows, validation=rows)
+    with pytest.raises(DataError, match=r"gaps, found 0, 2; if .* names, give label_type: text"):
+        prepare(data, TASK, pieces(tmp_path))
+    named = prepare(data, replace(TASK, label_type="text"), pieces(tmp_path))
+    assert named.task.label_names == ("0", "2")
+
+
+def test_lists_that_are_written_as_texts_are_refused(tmp_path) -> None:
+    told = "write JSON Lines or Parquet with lists of words and of tags; CSV holds no lists"
+    (tmp_path / "train.csv").write_text("tokens,tags\n" + "\"['a', 'b']\",\"['O', 'B-X']\"\n" * 3)
+    with pytest.raises(DataError, match=f"column 'tags': holds no lists of tags; {told}"):
+        prepare(tmp_path / "train.csv", TASK, pieces(tmp_path))
+    rows = [{"tokens": "a b", "tags": ["O", "B-X"]}]
+    with pytest.raises(DataError, match=f"'a b' is a text and no list of words; {told}"):
+        prepare(write(tmp_path / "rows", train=rows, validation=rows), TASK, pieces(tmp_path))
 
 
 @pytest.mark.parametrize("blank", [True, False])

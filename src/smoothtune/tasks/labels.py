@@ -16,6 +16,7 @@ from smoothtune.errors import DataError
 from smoothtune.tasks.class_lookup import ClassLookup
 
 LARGEST_SCORE = float(np.finfo(np.float32).max)
+LISTS = "write JSON Lines or Parquet with lists of words and of tags; CSV holds no lists"
 FORMS = (
     "give label_separator, such as ;, for texts that hold several labels, or label_columns for "
     "columns of 0 and 1"
@@ -59,21 +60,25 @@ class LabelColumn:
         """Names of the labels in lists, or in texts with a separator, as `class_names`.
 
         Raises:
-            DataError: labels are neither texts nor the numbers from 0 without gaps, or texts
-                differ in blanks or case only.
+            DataError: there are no lists, labels are neither texts nor the numbers from 0 without
+                gaps, or texts differ in blanks or case only.
         """
         where, item = f"{where}, column {self.name!r}", self._item()
         if isinstance(item, ClassLabel):
             return tuple(item.names)
         rows = [row for row in self.lists() if isinstance(row, list)]
+        if not rows:
+            raise DataError(f"{where}: holds no lists of tags; {LISTS}")
         counts = Counter(label for row in rows for label in row if not is_missing(label))
         kinds = set(map(type, counts))
         if kinds == {str}:
             return text_classes(counts, where, self.merge)
         if kinds != {int} or set(counts) != set(range(len(counts))):
             shown = ", ".join(map(repr, sorted(counts, key=repr)[:10])) or "none"
+            names = "; if they are names, give label_type: text (--label-type text)"
             raise DataError(
                 f"{where}: labels are names, or numbers 0, 1, 2, ... without gaps, found {shown}"
+                f"{names if kinds == {int} else ''}"
             )
         return tuple(map(str, range(len(counts))))
 

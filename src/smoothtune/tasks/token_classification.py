@@ -24,6 +24,7 @@ from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, check_offsets
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Collate, Head
+from smoothtune.tasks.labels import LISTS
 from smoothtune.tasks.reader import Reader
 from smoothtune.tasks.scorer import Scorer
 from smoothtune.tasks.text_classification import class_counts
@@ -245,6 +246,8 @@ def _depends_on_spaces(part: Any) -> bool:
 
 
 def _words_problem(words: Any) -> str:
+    if isinstance(words, str):
+        return f"is a text and no list of words; {LISTS}"
     if not isinstance(words, list) or not words:
         return "is no list of words; drop the row or fill it in"
     blank = any(not isinstance(word, str) or not word.strip() for word in words)
