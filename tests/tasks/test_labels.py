@@ -144,7 +144,12 @@ def test_known_labels_are_kept() -> None:
         ([0, 0], "every label is '0'"),
         (["a", "a"], "every label is 'a'"),
         ([None, None], "no label in any row"),
-        ([[0], [1]], "labels are text, integers or real numbers"),
+        (
+            [["a"], ["b"]],
+            "labels are text, integers or real numbers; where a row has several labels, give "
+            "--task-type multi-label-classification",
+        ),
+        ([{"name": "a"}, {"name": "b"}], "labels are text, integers or real numbers$"),
     ],
 )
 def test_labels_that_cannot_be_inferred(labels: list[Any], message: str) -> None:

@@ -67,6 +67,9 @@ def _class_names(
     if isinstance(feature, ClassLabel):
         return tuple(feature.names)
     unusable = f"{where}: is of type {feature}; labels are text, integers or real numbers"
+    if hasattr(feature, "feature"):
+        several = "where a row has several labels, give --task-type multi-label-classification"
+        raise DataError(f"{unusable}; {several}")
     if not isinstance(feature, Value):
         raise DataError(unusable)
     labels, rows = distinct(stored_column(dataset, column))
