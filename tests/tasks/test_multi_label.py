@@ -111,6 +111,12 @@ def test_wrong_labels_are_named(labels, message, tokenizer, tmp_path) -> None:
         prepare(write(tmp_path, train=TRAIN, validation=wrong), LISTS, tokenizer)
 
 
+def test_a_missing_text_of_labels_is_to_be_an_empty_one(tokenizer, tmp_path) -> None:
+    rows = [{"text": "good", "labels": labels} for labels in ("a;b", "a", None)]
+    with pytest.raises(DataError, match="None is a missing label; write an empty text for a row"):
+        prepare(write(tmp_path, train=rows, validation=rows), TEXTS, tokenizer)
+
+
 @pytest.mark.parametrize(
     ("rows", "task", "message"),
     [

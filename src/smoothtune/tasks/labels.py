@@ -136,7 +136,7 @@ class LabelColumn:
     def sets(self, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
         """(N, L) float32, 1 where a row has the label, and the problems."""
         lookup, rows = self._lookup(names), self.lists()
-        problems = [_set_problem(row, lookup) for row in rows]
+        problems = [_set_problem(row, lookup, self.separator) for row in rows]
         if any(problems):
             return np.empty((0, len(names))), self._messages(self.split[self.name][:], problems)
         multi_hot = np.zeros((len(rows), len(names)), np.float32)
@@ -163,9 +163,10 @@ def _score_problem(value: object) -> str:
     return "" if abs(float(value)) <= LARGEST_SCORE else "is not a finite number in 32 bits"
 
 
-def _set_problem(row: Any, lookup: ClassLookup) -> str:
+def _set_problem(row: Any, lookup: ClassLookup, separator: str | None) -> str:
     if row is None:
-        return "is a missing label; write an empty list for a row without labels, or drop the row"
+        empty = "an empty list" if separator is None else "an empty text"
+        return f"is a missing label; write {empty} for a row without labels, or drop the row"
     if not isinstance(row, list):
         return f"is no list of labels; {FORMS}"
     for label in row:
