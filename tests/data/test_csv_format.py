@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from smoothtune.data.csv_format import fitting_encoding, fitting_separator
-from smoothtune.data.sources import load_rows, load_splits
+from smoothtune.data.sources import fitting_form, load_rows, load_splits
 from smoothtune.errors import DataError
 from smoothtune.tasks import describe_task
 
@@ -23,6 +23,10 @@ def test_separator_and_encoding_are_read_as_given(tmp_path: Path) -> None:
     assert load_splits(file, sep=";", encoding="cp1252")["train"].to_dict() == expected
     assert load_rows(file, sep=";", encoding="cp1252").to_dict() == expected
     assert load_splits(tmp_path, sep=";", encoding="latin-1")["train"].to_dict() == expected
+    wide = write(tmp_path / "wide.csv", ROWS, "utf-16-le")
+    assert fitting_form(wide) == {"encoding": "utf-16-le", "sep": ";"}
+    assert load_rows(wide, sep=";", encoding="utf-16-le").to_dict() == expected
+    wide.unlink()
     task = describe_task(text_columns="text", sep=";", encoding="cp1252")
     assert task.load_splits(file)["train"].to_dict() == expected
 
@@ -40,6 +44,8 @@ def test_separator_and_encoding_are_read_as_given(tmp_path: Path) -> None:
             {},
             r"line 1 is not utf-8; it reads as utf-16, .*: give enc",
         ),
+        (ROWS.encode("utf-16-le"), {}, "is utf-16-le without a mark .*; give encoding: utf-16-le"),
+        (ROWS.encode("utf-16-be"), {}, "is utf-16-be without a mark .*; give encoding: utf-16-be"),
         (ROWS.encode(), {}, r'columns seem to be separated by \';\': give sep: ";"'),
         (ROWS.replace(";", "\t").encode(), {}, r'separated by \'\\t\' \(a tab\): give sep: "\\t"'),
         (
@@ -116,4 +122,6 @@ def test_encoding_that_fits() -> None:
     assert fitting_encoding("Ärger “".encode("cp1252")) == "cp1252"
     assert fitting_encoding("ä".encode()) == "utf-8"
     assert fitting_encoding("ä".encode("utf-16")) == "utf-16"
+    assert fitting_encoding("text;Ä".encode("utf-16-be")) == "utf-16-be"
+    assert fitting_encoding(b"x\0y;label\na;b\n") == "utf-8"
     assert fitting_encoding(b"\xff\x00\x81") is None

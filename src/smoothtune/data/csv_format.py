@@ -11,6 +11,7 @@ from smoothtune.errors import DataError
 
 SEPARATORS = {",": "','", ";": "';'", "\t": r"'\t' (a tab)", "|": "'|'"}
 """What separates columns in practice, as an error shows it."""
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SAMPLE_BYTES = 200_000
 _SAMPLE_ROWS = 50
 # Bytes that are control characters in cp1252, and undefined there: no text of an office program.
@@ -48,6 +49,8 @@ def check_encoding(file: Path, encoding: str | None) -> None:
     """Raise `DataError` if a file is not text of this encoding, or UTF-8 read as another one."""
     raw = file.read_bytes()
     codec = encoding or "utf-8"
+    if (wide := _utf16_without_mark(raw)) and encoding is None:  # its zeros are UTF-8, too
+        raise DataError(f"{file}: is {wide} without a mark that says so; give encoding: {wide}")
     try:
         raw.decode(codec)
     except UnicodeDecodeError as error:
@@ -72,9 +75,11 @@ def check_encoding(file: Path, encoding: str | None) -> None:
 
 
 def fitting_encoding(raw: bytes) -> str | None:
-    """UTF-16 where a mark says so, else the Western encoding in which all bytes are text."""
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    """UTF-16 where a mark or its zeros say so, else the Western one in which all bytes are text."""
+    if raw.startswith(_MARKS):
         return "utf-16"
+    if wide := _utf16_without_mark(raw):
+        return wide
     for encoding in ("utf-8", "cp1252", "latin-1"):
         try:
             text = raw.decode(encoding)
@@ -83,6 +88,14 @@ def fitting_encoding(raw: bytes) -> str | None:
         if encoding == "utf-8" or not _UNLIKELY.search(text):
             return encoding
     return None
+
+
+def _utf16_without_mark(raw: bytes) -> str | None:
+    """The kind of UTF-16 of a file that begins with names of columns, nearly all of them ASCII."""
+    first, second = raw[:20:2].count(0), raw[1:20:2].count(0)
+    if raw.startswith(_MARKS) or min(first, second) > 0 or max(first, second) < 5:
+        return None
+    return "utf-16-le" if second else "utf-16-be"
 
 
 def fitting_separator(file: Path, encoding: str | None = None) -> str | None:
