@@ -55,6 +55,17 @@ def test_a_name_that_yaml_has_only_escaped(tmp_path: Path) -> None:
     assert (found.exit_code, "cannot be written" in found.output) == (2, True), found.output
 
 
+def test_a_run_file_in_a_folder_with_a_blank(tmp_path: Path) -> None:
+    file, folder = tmp_path / "rows.csv", tmp_path / "my runs"
+    file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4)
+    found = call("init", file, "--to", folder / "run.yaml")
+    assert f"train: smoothtune train '{folder / 'run.yaml'}'\n" in found.stdout, found.output
+    assert f"smoothtune validate '{folder / 'run.yaml'}'\n" in found.stdout
+    refused = call("init", tmp_path / "none.csv", "--to", folder, "--overwrite")
+    told = f"{folder} is a folder; name a file in it: --to '{folder / 'run.yaml'}'"
+    assert (refused.exit_code, told in refused.stderr) == (2, True), refused.output
+
+
 def test_new_files_are_read_as_those_of_the_training(tmp_path: Path) -> None:
     """A model of a semicolon file in cp1252 predicts another one; what differs is given."""
     model = tiny_bert(tmp_path / "model")

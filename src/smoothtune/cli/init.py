@@ -56,6 +56,9 @@ def init(
     as_json: JSON = False,
 ) -> None:
     """Look at the data, and write a run file for it."""
+    if to.is_dir():
+        inside = shlex.quote(str(to / "run.yaml"))
+        fail(f"{to} is a folder; name a file in it: --to {inside}", USAGE)
     if os.path.lexists(to) and not overwrite:
         fail(f"{to} exists; choose another name with --to, or replace it: --overwrite", USAGE)
     notes = list[str]()
@@ -69,8 +72,9 @@ def init(
     write_atomic(to, _run_file(data, fields))
     for note in notes:
         echo(note, err=as_json)
-    echo(f"{to} is written; check it, then: smoothtune validate {to}", err=as_json)
-    echo(f"train: smoothtune train {to}", err=as_json)
+    file = shlex.quote(str(to))
+    echo(f"{to} is written; check it, then: smoothtune validate {file}", err=as_json)
+    echo(f"train: smoothtune train {file}", err=as_json)
     if as_json:
         print_json({"file": str(to), "fields": fields, "notes": notes})
 
