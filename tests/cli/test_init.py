@@ -140,6 +140,33 @@ def test_scores_are_a_regression(tmp_path: Path) -> None:
     assert "guessed labels: scores, so the task is a regression\n" in found.stdout
 
 
+def test_a_column_named_text_that_holds_a_number(tmp_path: Path) -> None:
+    file, to = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
+    rows = [{"text": 5 if i == 3 else "a film", "label": i % 2} for i in range(8)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found = call("init", file, "--to", to)
+    told = "column 'text' holds 5, which is no text: mend it, or name one with --text-column, of"
+    assert (found.exit_code, told in found.stderr) == (2, True), found.output
+    file.write_text(json.dumps({"a": [0, 1], "b": [1, 2]}) + "\n" + json.dumps({"a": 1, "b": 2}))
+    found = call("init", file, "--to", to)
+    assert "no column looks like it: name one with --text-column, of a, b" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"text": ["a film", "a plot"], "label": [0, 1]},
+        {"text": {"0": "a film", "1": "a plot"}, "label": {"0": 0, "1": 1}},
+        {"data": [{"text": "a film", "label": 0}, {"text": "a plot", "label": 1}]},
+    ],
+)
+def test_json_of_columns_is_told_to_be_one_of_rows(tmp_path: Path, value: dict) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(value))
+    found = call("init", tmp_path / "rows.json", "--to", tmp_path / "run.yaml")
+    assert found.exit_code == 3
+    assert "to_json(file, orient='records', lines=True)" in found.stderr
+
+
 def test_a_second_column_of_sentences_is_told(tmp_path: Path) -> None:
     file, columns = tmp_path / "rows.csv", "claim,evidence,place,label\n"
     rows = [f"the film was really good {i},they all say that {i},Rome {i}" for i in range(8)]

@@ -21,6 +21,8 @@ from smoothtune.errors import ConfigError, DataError, Problem, counted, unknown
 from smoothtune.files import make_folder, write_atomic
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from smoothtune.tasks.base import Task
     from smoothtune.tasks.guess import Guess
 
@@ -42,6 +44,7 @@ OVERRIDES = (  # fields that may be given in place of a guess
     *("text_columns", "label_column", "task_type", "label_type", "label_separator", "sep"),
     *("encoding", "merge_labels", "drop_missing", "model"),
 )
+NONE_LIKELY = "no column looks like it:"
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f]")
 SHOWN, SHOWN_CLASSES = 4, 20  # values of a column
 
@@ -93,18 +96,24 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
     columns = ", ".join(rows.column_names)
     if not len(rows):
         raise DataError(f"{data}: has the columns {columns}, and no rows to train on")
+    if len(rows) == 1 and all(isinstance(value, list | dict) for value in rows[0].values()):
+        raise DataError(
+            f"{data}: holds one row, of lists or mappings; write its rows one in every line, as "
+            "pandas does with to_json(file, orient='records', lines=True)"
+        )
     notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
     values = {name: set(map(str, rows[name])) for name in rows.column_names if typed}
     if remark := no_header(data, values):
         notes.append(remark)
     notes += [f"guessed {name}: {form[name]!r}" for name in form if name not in options]
+    rows = with_types(rows) if typed else rows
     best_guess = guess(
-        with_types(rows) if typed else rows,
+        rows,
         text_columns=options.get("text_columns", ()),
         label_column=options.get("label_column"),
     )
     fields = {"data": data, **form, **_fields_of_guess(best_guess, options, notes), **options}
-    _refuse_unknown(fields, rows.column_names)
+    _refuse_unknown(fields, rows)
     fields |= _changes(fields, notes)
     notes += [f"not read: {', '.join(best_guess.others)}"] * bool(best_guess.others)
     return fields
@@ -159,21 +168,37 @@ def _few(values: Sequence[str]) -> str:
     return f"{counted(len(values), 'value')}: {shown}"
 
 
-def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
+def _refuse_unknown(fields: Mapping[str, Any], rows: Dataset) -> None:
     """Refuse data in which no column is likely to hold what a run needs."""
     task_type = fields.get("task_type", DEFAULT_TASK_TYPE)
     if described_task_types()[task_type].text_columns:
         return
-    missing = [("text_columns", "--text-column")] * (not fields.get("text_columns"))
+    missing = dict[str, str]()
+    if not fields.get("text_columns"):
+        missing["text_columns"] = _no_text(rows)
     if fields.get("label_column") is None and not fields.get("label_columns"):
-        missing.append(("label_column", "--label-column"))
-    columns = ", ".join(names)
+        missing["label_column"] = NONE_LIKELY
+    columns = ", ".join(rows.column_names)
+    options = {"text_columns": "--text-column", "label_column": "--label-column"}
     problems = [
-        Problem("", field, f"no column looks like it: name one with {option}, of {columns}")
-        for field, option in missing
+        Problem("", field, f"{why} name one with {options[field]}, of {columns}")
+        for field, why in missing.items()
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _no_text(rows: Dataset) -> str:
+    """Why no column is taken for the text, also not one with a usual name."""
+    from smoothtune.tasks.guess import TEXT_NAMES
+
+    for name in rows.column_names:
+        if name.strip().lower() in TEXT_NAMES:
+            values = rows.select_columns(name).to_dict()[name]
+            other = next((x for x in values if not isinstance(x, str | None)), None)
+            if other is not None:
+                return f"column {name!r} holds {repr(other)[:40]}, which is no text: mend it, or"
+    return NONE_LIKELY
 
 
 def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
