@@ -325,7 +325,7 @@ def test_a_loss_of_the_users_is_asked_for_whatever_the_batch_is_called():
         outputs = model(**batch)
         return outputs.logits.square().mean(), outputs
 
-    objective = Objective(L2SP()).attach(model)
+    objective = Objective(LNSR(weight=1.0)).attach(model)
     objective(model, batch, reconstruction)
     assert objective.terms["loss/task"] == reconstruction(model, batch)[0]
     objective(model, batch | {"unlabeled": True}, reconstruction)

@@ -363,7 +363,7 @@ def test_a_stock_loss_without_the_declared_labels_has_no_task_loss(tmp_path, cap
         ),
     )
     regularize(trainer, LNSR(weight=1.0)).train()
-    told = "its batches hold input_ids, attention_mask, example_id, and the model takes labels."
+    told = "Its batches hold input_ids, attention_mask, example_id, and the model takes labels."
     assert (told in caplog.text) != marked
     logs = trainer.state.log_history[0]
     assert "loss/task" not in logs
