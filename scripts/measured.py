@@ -43,12 +43,13 @@ STUDIES = [
     "encoder-rate",
     "decoder",
     "decoder-rate",
+    "unlabeled-bound",
     "unlabeled",
     "adverse",
     "adverse-fresh",
     "effect-fresh",
 ]
-UNTIMED = {"effect-fresh", "encoder", "fit-encoder", "fit-fresh", "sizes"}
+UNTIMED = {"effect-fresh", "encoder", "fit-encoder", "fit-fresh", "sizes", "unlabeled-bound"}
 """Studies that shared their machine with other work: their times say nothing."""
 MOVES = "Does it move what it is about?"
 EFFECTS = {
@@ -56,7 +57,8 @@ EFFECTS = {
     "effect-fresh": f"{MOVES} [Ten fresh seeds]",
     "effect-bound": f"{MOVES} [Held by the bound]",
     "strength": f"{MOVES} [A study of shares]",
-    "robustness": "Robustness: [noise, random tokens, exchanged words]",
+    "robustness-bound": "Robustness: [noise, random tokens, exchanged words]",
+    "robustness": "Robustness: [the same, in an older study]",
 }
 SHOWN = {"ece": "ECE", "brier": "Brier"}
 SUMMED = {"score": "score", "nll": "NLL", "brier": "Brier"}
