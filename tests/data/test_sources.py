@@ -259,8 +259,9 @@ def test_json_without_rows(content: bytes, suffix: str, tmp_path: Path) -> None:
         load_splits(tmp_path)
 
 
-def test_json_with_a_row_that_is_null(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": "null"}\n null \n')
+@pytest.mark.parametrize("line", ["null", "[]", '[{"text": "b"}]'])
+def test_json_with_a_line_that_is_no_row(line: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(f'{{"text": "a"}}\n{{"text": "null"}}\n {line} \n')
     with pytest.raises(DataError, match="line 3 holds no row"):
         load_splits(tmp_path)
 

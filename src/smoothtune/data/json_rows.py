@@ -34,6 +34,7 @@ def _rows(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
     text = _decoded(file)
     what = f"{file}: cannot be read as JSON"
     rows, lines = list[dict[str, Any]](), list[int]()
+    begins_a_list = text.lstrip().startswith("[")
     line, end = 1, 0
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def _rows(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
                 f"{what}: line {error.lineno}, character {error.colno}: {error.msg}; get the file "
                 "again, or write the line anew"
             ) from error
-        values = value if isinstance(value, list) else [value]
+        values = value if begins_a_list and isinstance(value, list) else [value]
         if not all(isinstance(row, dict) for row in values):
             raise DataError(
                 f'{what}: line {line} holds no row; write {{"column": value, ...}} in every line'
